@@ -81,12 +81,13 @@ const (
 type limits struct {
 	names    []string // that certificates may have; none: any
 	each     counts   // the bounds of one connection
-	all      counts   // the bounds of all connections
+	all      counts   // the bounds of all connections; one host has half of them
 	refusals func(reason string)
 
 	mu     sync.Mutex
 	used   counts
-	common credit // of all clients, while oracle time is far ahead
+	hosts  map[string]*counts // by IP address, without long; no empty ones
+	common credit             // of all clients, while oracle time is far ahead
 }
 
 // counts are numbers of what is open.
@@ -94,7 +95,7 @@ type counts struct{ connections, requests, long int }
 
 func newLimits(names []string, refusals func(reason string)) *limits {
 	return &limits{
-		names: names, refusals: refusals,
+		names: names, refusals: refusals, hosts: map[string]*counts{},
 		each: counts{requests: maxStreams, long: maxLong},
 		all:  counts{connections: maxConnections, requests: maxRequests},
 	}
@@ -102,7 +103,8 @@ func newLimits(names []string, refusals func(reason string)) *limits {
 
 // A client is one connection. The mutex of limits guards it.
 type client struct {
-	excess bool // one connection too many: its requests are refused
+	excess bool   // one connection too many: its requests are refused
+	host   string // empty: unknown, so that only the bounds of all apply
 	used   counts
 
 	own credit
@@ -120,11 +122,43 @@ func clientOf(ctx context.Context) *client {
 type conns struct{ limits *limits }
 
 // TagConn implements [stats.Handler].
-func (h conns) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
-	l := h.limits
+func (h conns) TagConn(ctx context.Context, info *stats.ConnTagInfo) context.Context {
+	l, host := h.limits, hostOf(info.RemoteAddr)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return context.WithValue(ctx, clientKey{}, &client{excess: l.used.connections > l.all.connections})
+	excess := l.used.connections > l.all.connections || l.ofHost(host).connections > l.all.connections/2
+	return context.WithValue(ctx, clientKey{}, &client{excess: excess, host: host})
+}
+
+// hostOf returns the IP address of a connection's other end, or "" if it has none.
+func hostOf(addr net.Addr) string {
+	if tcp, ok := addr.(*net.TCPAddr); ok {
+		return tcp.IP.String()
+	}
+	return ""
+}
+
+// ofHost returns what a host uses. l.mu is held.
+func (l *limits) ofHost(host string) counts {
+	if n := l.hosts[host]; n != nil {
+		return *n
+	}
+	return counts{}
+}
+
+// addToHost adds to what a host uses, or takes off. l.mu is held.
+func (l *limits) addToHost(host string, n counts) {
+	if host == "" {
+		return
+	}
+	used := l.ofHost(host)
+	used.connections += n.connections
+	used.requests += n.requests
+	if used == (counts{}) {
+		delete(l.hosts, host)
+		return
+	}
+	l.hosts[host] = &used
 }
 
 // HandleConn implements [stats.Handler].
@@ -178,15 +212,16 @@ func (l *limits) begin(c *client, n counts) (reason string, err error) {
 	refuse := status.Errorf
 	switch {
 	case c.excess:
-		return "connections", refuse(codes.ResourceExhausted, "tso: this server serves %d connections and no more: close those that are not needed", l.all.connections)
-	case l.used.requests+n.requests > l.all.requests:
-		return "requests", refuse(codes.ResourceExhausted, "tso: this server serves %d requests at a time and no more: try again later", l.all.requests)
+		return "connections", refuse(codes.ResourceExhausted, "tso: this server serves %d connections and no more, half of them to one host: close those that are not needed", l.all.connections)
+	case l.used.requests+n.requests > l.all.requests, l.ofHost(c.host).requests+n.requests > l.all.requests/2 && c.host != "":
+		return "requests", refuse(codes.ResourceExhausted, "tso: this server serves %d requests at a time and no more, half of them to one host: try again later", l.all.requests)
 	case c.used.long+n.long > l.each.long:
 		return "streams", refuse(codes.ResourceExhausted, "tso: this connection has %d streams, which is the limit: use one tso.Client in a process, and fewer subscriptions", c.used.long)
 	}
 	l.used.requests += n.requests
 	l.used.long += n.long
 	c.used.long += n.long
+	l.addToHost(c.host, counts{requests: n.requests})
 	return "", nil
 }
 
@@ -196,6 +231,7 @@ func (l *limits) end(c *client, n counts) {
 	l.used.requests -= n.requests
 	l.used.long -= n.long
 	c.used.long -= n.long
+	l.addToHost(c.host, counts{requests: -n.requests})
 }
 
 // present returns what is open.
@@ -292,15 +328,16 @@ func (c *credit) wait(count tso.Timestamp, perMicrosecond float64) time.Duration
 	return time.Duration(max(float64(count)-c.left, 0)/perMicrosecond) * time.Microsecond
 }
 
-// connected counts a connection, or takes one off. It reports false for one that is
+// connected counts a connection of a host, or takes one off. It reports false for one that is
 // not to be kept.
-func (l *limits) connected(n int) bool {
+func (l *limits) connected(host string, n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n > 0 && l.used.connections >= l.all.connections+moreRefused {
+	if n > 0 && (l.used.connections >= l.all.connections+moreRefused || l.ofHost(host).connections >= l.all.connections/2+moreRefused/2) {
 		return false
 	}
 	l.used.connections += n
+	l.addToHost(host, counts{connections: n})
 	return true
 }
 
@@ -314,11 +351,11 @@ type listener struct {
 func (l listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, err
-		case l.limits.connected(1):
-			return &conn{Conn: c, closed: func() { l.limits.connected(-1) }}, nil
+		}
+		if host := hostOf(c.RemoteAddr()); l.limits.connected(host, 1) {
+			return &conn{Conn: c, closed: func() { l.limits.connected(host, -1) }}, nil
 		}
 		l.limits.refusals("connections")
 		_ = c.Close()

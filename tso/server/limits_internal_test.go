@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"net"
 	"net/url"
 	"slices"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -56,21 +58,76 @@ func TestBoundsOfRequests(t *testing.T) {
 func TestBoundsOfConnections(t *testing.T) {
 	l := newLimits(nil, nil)
 	l.all.connections = 2
-	excess := func() bool { return clientOf(conns{l}.TagConn(context.Background(), nil)).excess }
+	excess := func() bool { return clientOf(conns{l}.TagConn(context.Background(), &stats.ConnTagInfo{})).excess }
 	for n := 1; n <= 2+moreRefused; n++ {
-		if !l.connected(1) {
+		if !l.connected("", 1) {
 			t.Fatalf("connection %d is not kept", n)
 		}
 		if excess() != (n > 2) {
 			t.Fatalf("with %d connections, requests of the last are refused: %t", n, n <= 2)
 		}
 	}
-	if l.connected(1) || l.present().connections != 2+moreRefused {
+	if l.connected("", 1) || l.present().connections != 2+moreRefused {
 		t.Errorf("one more is kept: %+v", l.present())
 	}
-	l.connected(-1)
-	if !l.connected(1) || clientOf(context.Background()) != nil {
+	l.connected("", -1)
+	if !l.connected("", 1) || clientOf(context.Background()) != nil {
 		t.Error("a connection that was closed makes no room")
+	}
+}
+
+// TestBoundsOfHosts: one host gets half of the connections and requests, however many connections
+// it opens, and the others get theirs.
+func TestBoundsOfHosts(t *testing.T) {
+	l := newLimits(nil, nil)
+	l.all = counts{connections: 8, requests: 6}
+	many, other := &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}, &net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 1}
+	open := func(addr net.Addr) *client {
+		if !l.connected(hostOf(addr), 1) {
+			return nil
+		}
+		return clientOf(conns{l}.TagConn(context.Background(), &stats.ConnTagInfo{RemoteAddr: addr}))
+	}
+	var clients []*client
+	for n := 1; n <= 4+moreRefused/2; n++ {
+		c := open(many)
+		if c == nil || c.excess != (n > 4) {
+			t.Fatalf("connection %d: %+v", n, c)
+		}
+		clients = append(clients, c)
+	}
+	if open(many) != nil {
+		t.Error("one host keeps more connections than that")
+	}
+	one := counts{requests: 1}
+	for n, c := range clients[:4] {
+		if reason, err := l.begin(c, one); (err == nil) != (n < 3) || (n == 3) != (reason == "requests") {
+			t.Errorf("request %d: %q, %v", n+1, reason, err)
+		}
+	}
+	// The refused ones count among all until they close.
+	for range clients[4:] {
+		l.connected(hostOf(many), -1)
+	}
+	c := open(other)
+	if c == nil || c.excess {
+		t.Fatalf("another host: %+v", c)
+	}
+	for n := range 3 {
+		if _, err := l.begin(c, one); err != nil {
+			t.Errorf("request %d of another host: %v", n+1, err)
+		}
+		l.end(clients[n], one)
+	}
+	for range 3 {
+		l.end(c, one)
+	}
+	for range clients[:4] {
+		l.connected(hostOf(many), -1)
+	}
+	l.connected(hostOf(other), -1)
+	if len(l.hosts) != 0 || l.present() != (counts{}) {
+		t.Errorf("left: %+v, %+v", l.hosts, l.present())
 	}
 }
 
