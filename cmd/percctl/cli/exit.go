@@ -71,7 +71,7 @@ var fields = strings.NewReplacer(
 	"set BulkConfig.StartTS and CommitTS to those", "set --resume to the timestamps",
 	"set BulkConfig.CommitTS to that", "set --resume to the timestamps",
 	"with BulkConfig.Idle, or in a transaction", "with --idle, or without --bulk",
-	"Config.Retention", "--retention", "Config.Rate", "--rate",
+	"Config.Retention", "--retention", "Config.Rate", "--rate", "Config.FullEvery", "--full-every",
 	", or call admin.InitTable", "", " or admin.InitTable", "", "LeaveConfig.ClientsStopped, ", "", "changes.UnregisterObserver, ", "",
 	"with changes.RegisterObserver", "with percctl observer add", "Config.LockTTL", "the time to live of its locks",
 	"set RepairConfig.TrustOracle", "plan again with --trust-oracle",
