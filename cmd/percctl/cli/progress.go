@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 )
@@ -12,6 +13,7 @@ import (
 const (
 	progressAfter = time.Second
 	progressEvery = 5 * time.Second
+	progressStep  = 100 * time.Millisecond
 )
 
 // A Progress reports on standard error how far a command is, once it takes
@@ -24,12 +26,14 @@ type Progress struct {
 	next     time.Time
 	shown    bool // a line is on the terminal
 
-	// What Of was told last, and when its first call was.
-	part  float64
-	n     int
-	thing string
-	began time.Time
-	first int
+	// What Set, Of and Part were told last, and when the first call of Of was.
+	format string
+	args   []any
+	part   float64
+	n      int
+	thing  string
+	began  time.Time
+	first  int
 }
 
 // NewProgress starts a progress.
@@ -41,17 +45,21 @@ func NewProgress(s *Streams) *Progress {
 func (p *Progress) Set(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
+	p.format, p.args = format, args
+	p.show(time.Now())
+}
+
+func (p *Progress) show(now time.Time) {
 	if now.Before(p.next) {
 		return
 	}
-	line := Line(fmt.Sprintf(format, args...) + p.pace(now))
+	line := Line(fmt.Sprintf(p.format, p.args...) + p.pace(now))
 	if !p.terminal {
 		p.next = now.Add(progressEvery)
 		fmt.Fprintln(p.w, line)
 		return
 	}
-	p.next = now.Add(100 * time.Millisecond)
+	p.next = now.Add(progressStep)
 	p.shown = true
 	fmt.Fprintf(p.w, "%s%s", Control("\r\x1b[K"), Shorten(line, Width(p.w)-1))
 }
@@ -62,10 +70,42 @@ func (p *Progress) Set(format string, args ...any) {
 func (p *Progress) Of(part float64, n int, thing string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.of(part, n, thing)
+}
+
+// Part is Of where only the part has changed.
+func (p *Progress) Part(part float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.of(part, p.n, p.thing)
+}
+
+func (p *Progress) of(part float64, n int, thing string) {
 	if p.began.IsZero() || part < p.part || n < p.n || thing != p.thing {
 		p.began, p.first = time.Now(), n
 	}
 	p.part, p.n, p.thing = part, n, thing
+}
+
+// During counts kilobytes, and shows again what Set said last, until end is called: for work
+// that says nothing for long.
+func (p *Progress) During(kB func() int) (end func()) {
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case now := <-time.After(progressStep):
+				p.mu.Lock()
+				p.of(p.part, kB(), "kB")
+				p.show(now)
+				p.mu.Unlock()
+			case <-stop:
+				return
+			}
+		}
+	}()
+	return func() { close(stop); <-ended }
 }
 
 // leastElapsed is how long a rate is measured before it is said.
@@ -82,7 +122,7 @@ func (p *Progress) pace(now time.Time) string {
 		return text
 	}
 	if per := float64(p.n-p.first) / elapsed.Seconds(); per >= 1 {
-		text += fmt.Sprintf(", %.0f %ss/s", per, p.thing)
+		text += strings.Replace(fmt.Sprintf(", %.0f %ss/s", per, p.thing), "kBs/", "kB/", 1)
 	}
 	if p.part > 0.01 && p.part < 1 {
 		left := time.Duration(float64(elapsed) * (1 - p.part) / p.part).Round(time.Second)
@@ -110,4 +150,7 @@ func (p *Progress) End() {
 		fmt.Fprint(p.w, Control("\r\x1b[K"))
 	}
 	p.shown = false
+	if next := time.Now().Add(progressStep); p.next.Before(next) { // what is printed now comes first
+		p.next = next
+	}
 }

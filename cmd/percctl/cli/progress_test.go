@@ -20,6 +20,14 @@ func TestProgress(t *testing.T) {
 			<-time.After(500 * time.Millisecond) // virtual
 		}
 		p.Event("an event")
+		p.Part(0)
+		p.Set("checking")
+		kB := 0
+		end := p.During(func() int { kB += 50; return kB })
+		<-time.After(3 * time.Second)
+		p.Part(0.5)
+		<-time.After(3 * time.Second)
+		end()
 		p.Of(0, 0, "lock") // other work
 		p.Set("resolving")
 		p.End()
@@ -28,6 +36,8 @@ reading table accounts, 30 %, 200 rows/s, about 14 s left
 reading table accounts, 55 %, 200 rows/s, about 9.0 s left
 reading table accounts, 80 %, 200 rows/s, about 4.0 s left
 an event
+checking
+checking, 50 %, 500 kB/s, about 6.0 s left
 `
 		if got := errs.String(); got != want {
 			t.Errorf("got\n%swant\n%s", got, want)

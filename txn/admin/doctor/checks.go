@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -75,7 +76,8 @@ type Result struct {
 	Detail   string    `json:"detail"`   // extent of the check, or why it was skipped or failed
 	Findings []Finding `json:"findings"` // problems that it found
 
-	unfinished int // tables that were not read to their end
+	unfinished int           // tables that were not read to their end
+	reached    func(float64) // says which part of the check is done; nil: nobody asks
 }
 
 // find adds a finding.
@@ -88,11 +90,23 @@ func (r *Result) find(severity Severity, subject, what, why, fix string) {
 // through in time counts as unfinished; any other error ends the check.
 func (r *Result) eachTable(ctx context.Context, d *Deployment, look func(ctx context.Context, table string, r *Result) error) error {
 	parts := make([]Result, len(d.Tables))
+	var mu sync.Mutex
+	done := 0.0 // tables
 	g, each := errgroup.WithContext(ctx)
 	g.SetLimit(parallelism)
 	for i, table := range d.Tables {
 		g.Go(func() error {
 			parts[i].Check = r.Check
+			at := 0.0
+			parts[i].reached = func(part float64) {
+				mu.Lock()
+				defer mu.Unlock()
+				done, at = done+part-at, part
+				if r.reached != nil {
+					r.reached(done / float64(len(parts)))
+				}
+			}
+			defer parts[i].reached(1)
 			err := look(each, table, &parts[i])
 			if err != nil && ctx.Err() == nil {
 				return fmt.Errorf("table %s: %w", table, err)
@@ -131,6 +145,8 @@ type Deployment struct {
 	Emulator bool
 	// Tables are the transactional tables to check.
 	Tables []string
+	// Patience multiplies how long each check may take. 0 is 1.
+	Patience int
 	// Rows bounds how many rows, locks or notifications of a table the checks look at.
 	Rows int
 
@@ -237,23 +253,41 @@ func All() []Check {
 // parallelism is how many checks run at a time.
 const parallelism = 4
 
+// A Progress says how far Run is.
+type Progress struct {
+	Done    int      // checks that have ended
+	Part    float64  // of all checks, between 0 and 1: those that have ended, and the tables that running checks have read
+	Running []string // the names of the checks that run now
+}
+
 // Run runs checks side by side and returns their results in order. It calls progress, which
-// may be nil, after each, one call at a time.
-func Run(ctx context.Context, d *Deployment, all []Check, progress func(done int)) []Result {
-	results := make([]Result, len(all))
+// may be nil, as the checks make progress, one call at a time.
+func Run(ctx context.Context, d *Deployment, all []Check, progress func(Progress)) []Result {
+	results, parts := make([]Result, len(all)), make([]float64, len(all))
 	var g errgroup.Group
 	g.SetLimit(parallelism)
 	var mu sync.Mutex
-	done := 0
+	var now Progress
+	tell := func(i int, part float64) {
+		mu.Lock()
+		defer mu.Unlock()
+		now.Part += (part - parts[i]) / float64(len(all))
+		parts[i] = part
+		if progress != nil {
+			progress(now)
+		}
+	}
 	for i, c := range all {
 		g.Go(func() error {
-			results[i] = c.run(ctx, d)
 			mu.Lock()
-			defer mu.Unlock()
-			done++
-			if progress != nil {
-				progress(done)
-			}
+			now.Running = append(slices.Clone(now.Running), c.Name)
+			mu.Unlock()
+			results[i] = c.run(ctx, d, func(part float64) { tell(i, part) })
+			mu.Lock()
+			now.Done++
+			now.Running = slices.DeleteFunc(slices.Clone(now.Running), func(name string) bool { return name == c.Name })
+			mu.Unlock()
+			tell(i, 1)
 			return nil
 		})
 	}
@@ -261,8 +295,8 @@ func Run(ctx context.Context, d *Deployment, all []Check, progress func(done int
 	return results
 }
 
-func (c *Check) run(ctx context.Context, d *Deployment) Result {
-	r := Result{Check: c.Name, State: OK, Findings: []Finding{}}
+func (c *Check) run(ctx context.Context, d *Deployment, reached func(float64)) Result {
+	r := Result{Check: c.Name, State: OK, Findings: []Finding{}, reached: reached}
 	if c.Client && d.Client == nil {
 		r.State, r.Detail = Skipped, "it needs a client of the deployment: "+d.NoClient.Error()
 		if errors.Is(d.NoClient, txn.ErrNotInitialized) || errors.Is(d.NoClient, tso.ErrNotInitialized) {
@@ -270,7 +304,8 @@ func (c *Check) run(ctx context.Context, d *Deployment) Result {
 		}
 		return r
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	timeout := c.Timeout * time.Duration(max(d.Patience, 1))
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err := c.Run(ctx, d, &r)
 	var skipped errSkip
@@ -280,12 +315,12 @@ func (c *Check) run(ctx context.Context, d *Deployment) Result {
 	case err != nil:
 		r.State, r.Detail = Failed, err.Error()
 		if ctx.Err() != nil {
-			r.Detail = fmt.Sprintf("not finished after %v: %s", c.Timeout, r.Detail)
+			r.Detail = fmt.Sprintf("not finished after %v: %s", timeout, r.Detail)
 		}
 	}
 	if r.unfinished > 0 {
 		r.State = Partial
-		r.Detail += fmt.Sprintf("; after %v, %d of %d tables were not read to their end", c.Timeout, r.unfinished, len(d.Tables))
+		r.Detail += fmt.Sprintf("; after %v, %d of %d tables were not read to their end", timeout, r.unfinished, len(d.Tables))
 	}
 	if len(r.Findings) > 0 {
 		r.State = Found

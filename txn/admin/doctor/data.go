@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/words"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // scanTimeout bounds what looks at rows.
@@ -101,7 +103,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 		stranded, recent, inTable, silent := 0, 0, 0, 0
 		oldest, last := now, now
 		var end error
-		for l, err := range admin.Locks(ctx, d.Client, table, nil) {
+		for l, err := range locksOf(ctx, d, table, r) {
 			if unreadable(err) {
 				continue // another check says so
 			}
@@ -158,6 +160,21 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	}
 	return err
 }}
+
+// locksOf returns the locks of a table, and says how far it is.
+func locksOf(ctx context.Context, d *Deployment, table string, r *Result) iter.Seq2[format.Lock, error] {
+	return func(yield func(format.Lock, error) bool) {
+		parts := admin.Parts(ctx, d.Bigtable, table, "", "")
+		for i, rows := range parts {
+			r.reached(float64(i) / float64(len(parts)))
+			for l, err := range admin.Locks(ctx, d.Client, table, rows) {
+				if !yield(l, err) {
+					return
+				}
+			}
+		}
+	}
+}
 
 // shownClients is how many dead clients a finding names.
 const shownClients = 5

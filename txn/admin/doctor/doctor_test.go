@@ -26,15 +26,23 @@ func examine(t *testing.T, d *doctor.Deployment, tables ...string) map[string]do
 	}
 	defer end()
 	d.Tables = tables
-	calls := 0
+	var last doctor.Progress
 	ended := map[string]doctor.Result{}
-	for _, r := range doctor.Run(t.Context(), d, doctor.All(), func(int) { calls++ }) {
+	for _, r := range doctor.Run(t.Context(), d, doctor.All(), func(p doctor.Progress) {
+		if p.Part < last.Part-1e-9 || p.Done < last.Done || p.Done+len(p.Running) > len(doctor.All()) {
+			t.Errorf("%+v after %+v", p, last)
+		}
+		last = p
+	}) {
 		ended[r.Check] = r
 		for _, f := range r.Findings {
 			if f.Check != r.Check || f.Subject == "" || f.What == "" || f.Why == "" || f.Fix == "" {
 				t.Errorf("%s: an incomplete finding: %+v", r.Check, f)
 			}
 		}
+	}
+	if last.Done != len(ended) || last.Part < 1-1e-9 || len(last.Running) > 0 {
+		t.Errorf("at the end: %+v", last)
 	}
 	if len(ended) != len(doctor.All()) {
 		t.Errorf("%d results of %d checks", len(ended), len(doctor.All()))

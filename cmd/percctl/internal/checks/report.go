@@ -51,7 +51,12 @@ func Run(ctx context.Context, o *session.Options, s *session.Session, d *doctor.
 			return err
 		}
 	}
-	results := doctor.Run(ctx, d, all, func(done int) { s.Progress.Set("%d of %d checks done", done, len(all)) })
+	end := s.Progress.During(s.Read)
+	results := doctor.Run(ctx, d, all, func(p doctor.Progress) {
+		s.Progress.Part(p.Part)
+		s.Progress.Set("%d of %d checks done, now %s", p.Done, len(all), strings.Join(p.Running, ", "))
+	})
+	end()
 	s.Progress.End()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -82,6 +87,7 @@ func Collect(ctx context.Context, s *session.Session, rows int) (*Report, error)
 			return nil, err
 		}
 	}
+	d.Patience = 10
 	return newReport(d, doctor.Run(ctx, d, doctor.All(), nil)), ctx.Err()
 }
 

@@ -19,7 +19,6 @@ import (
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/stats"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/embedded"
@@ -44,8 +43,8 @@ type Flags struct {
 	// Emulator is the address of an emulator. Defaults to BIGTABLE_EMULATOR_HOST.
 	Emulator string
 
-	// Stats, if set, sees the requests of Open's clients.
-	Stats stats.Handler
+	// Options are for the connections of Open's clients.
+	Options []grpc.DialOption
 
 	// Without a flag.
 	creds, endpoint, adminEndpoint, views string
@@ -283,18 +282,14 @@ func (f *Flags) Open(ctx context.Context) (*bigtable.Client, *bigtable.AdminClie
 	if r, ok := ctx.Value(reuseKey{}).(reuse); ok {
 		return r.bt, r.admin, func() {}, nil
 	}
-	var opts []grpc.DialOption
-	if f.Stats != nil {
-		opts = append(opts, grpc.WithStatsHandler(f.Stats))
-	}
 	if !f.Embedded {
-		return f.Dial(ctx, opts...)
+		return f.Dial(ctx, f.Options...)
 	}
 	var err error
 	if f.embedded, err = embedded.Start(ctx, f.MetadataTable); err != nil {
 		return nil, nil, nil, f.failed(err)
 	}
-	bt, admin, _, err := f.Dial(ctx, opts...)
+	bt, admin, _, err := f.Dial(ctx, f.Options...)
 	return bt, admin, f.embedded.Close, err
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/notifycmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 )
 
 // program has the commands that the page may run.
@@ -121,11 +122,11 @@ func (c *commands) job(name string) (*job, error) {
 	return &now, nil
 }
 
-// doctor runs the checks of percctl doctor.
+// doctor runs the checks of percctl doctor, which wait for what the limits leave to them.
 func (c *commands) doctor(ctx context.Context) (report *checks.Report, err error) {
 	flags := *c.flags
 	flags.Timeout = 0
-	err = flags.Run(ctx, &cli.Streams{In: bytes.NewReader(nil), Out: io.Discard, Err: io.Discard}, session.Bare, txn.Config{}, func(ctx context.Context, s *session.Session) (err error) {
+	err = flags.Run(watch.Patient(ctx), &cli.Streams{In: bytes.NewReader(nil), Out: io.Discard, Err: io.Discard}, session.Bare, txn.Config{}, func(ctx context.Context, s *session.Session) (err error) {
 		report, err = checks.Collect(ctx, s, checkedRows)
 		return err
 	})

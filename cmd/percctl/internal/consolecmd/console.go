@@ -48,7 +48,7 @@ func Open(ctx context.Context, cfg Config) (c *Console, err error) {
 		}
 	}()
 	meter := &watch.Meter{}
-	c.Flags.Connect.Stats = meter
+	c.Flags.Connect.Options = meter.DialOptions()
 	bt, admin, closeAll, err := c.Flags.Connect.Open(ctx)
 	if err != nil {
 		return c, err
@@ -63,6 +63,7 @@ func Open(ctx context.Context, cfg Config) (c *Console, err error) {
 	}
 	c.closers = append(c.closers, keeper.Close)
 	scanner := picture.NewScanner(keeper, c.Picture, meter, c.Limits)
+	meter.Limit(scanner.Limits())
 	scanner.Refresh = c.Refresh
 	if scanner.Metrics, err = watch.NewMetrics(c.Metrics); err != nil {
 		return c, err

@@ -99,7 +99,7 @@ func (f *fake) State(ctx context.Context, since float64) (*picture.State, error)
 }
 
 func (f *fake) txn(i int) *inspect.Transaction {
-	t := &inspect.Transaction{Primary: "table0/row" + cli.Line(f.name) + "/f:q", StartTS: now + tso.Timestamp(i), State: "committed", Outcome: inspect.Forward, Verdict: "safe" + f.name, Owner: f.name, OwnerToken: admin.OwnerStale, TraceID: f.name, Locks: []inspect.Lock{}}
+	t := &inspect.Transaction{Primary: "table0/row" + cli.Line(f.name) + "/f:q", StartTS: now + tso.Timestamp(i), State: "committed", Outcome: doctor.Forward, Verdict: "safe" + f.name, Owner: f.name, OwnerToken: admin.OwnerStale, TraceID: f.name, Locks: []inspect.Lock{}}
 	for n := range f.locks {
 		t.Locks = append(t.Locks, inspect.Lock{Cell: fmt.Sprintf("table%d/row%d%s/f:q", n%3, n, f.name), Kind: "put"})
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
@@ -52,7 +53,7 @@ type Transaction struct {
 	State       string           `json:"state"`                        // state that the primary shows: `committed`, `rolled back`, `locked`, `unknown` (the primary has no trace of the transaction), or `unreadable`
 	CommitTS    tso.Timestamp    `json:"commit_ts,omitempty"`          // commit timestamp, once the transaction is committed
 	Commit      string           `json:"commit_time,omitempty"`        // commit_ts as a time
-	Outcome     Outcome          `json:"outcome"`                      // effect of resolving the locks now
+	Outcome     doctor.Outcome   `json:"outcome"`                      // effect of resolving the locks now
 	Verdict     string           `json:"verdict"`                      // outcome in words, with the reason
 	Owner       string           `json:"owner"`                        // id of the client that wrote the locks; empty if there is no lock or the client writes no token
 	OwnerToken  admin.OwnerState `json:"owner_token"`                  // state of the owner's worker token; empty if there is no lock
@@ -228,7 +229,7 @@ func describe(ctx context.Context, s *session.Session, primary txn.Cell, startTS
 		t.OwnerToken, t.OwnerHost, t.OwnerPID = t.token.State, cli.Line(t.token.Host), t.token.PID
 		t.TokenTS, t.TokenTime = t.token.ExpiresTS, cli.Time(t.token.ExpiresTS)
 	}
-	t.Outcome, t.Verdict = judge(status, err, locks, t.token, now)
+	t.Outcome, t.Verdict = doctor.Judge(status, err, locks, t.token, now)
 	if err == nil && len(locks) == 0 && (status.State == format.StateUnknown || status.State == txn.StateRolledBack) {
 		p, err := gc.SafePoint(ctx, s.Client())
 		if err != nil {
@@ -249,12 +250,12 @@ const strandedAfter = 10.0 // seconds
 // resolve them.
 func (t *Transaction) Stranded() bool {
 	switch {
-	case t.Outcome == Back:
+	case t.Outcome == doctor.Back:
 		return true
-	case t.Outcome == Forward && t.OwnerToken == admin.OwnerMissing:
+	case t.Outcome == doctor.Forward && t.OwnerToken == admin.OwnerMissing:
 		return t.Age > strandedAfter
 	}
-	return t.Outcome == Forward && t.OwnerToken == admin.OwnerStale
+	return t.Outcome == doctor.Forward && t.OwnerToken == admin.OwnerStale
 }
 
 // With returns the transaction with other locks, which were read later.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
 
 // shownLocks is how many locks of a transaction a table lists; the other
@@ -19,9 +20,9 @@ func (t *Transaction) Text(w io.Writer, style cli.Style) error {
 	fmt.Fprintln(w, style.Bold(head))
 	verdict := t.Verdict
 	switch t.Outcome {
-	case Forward, Back:
+	case doctor.Forward, doctor.Back:
 		verdict = style.Good(verdict)
-	case Unknown:
+	case doctor.Unknown:
 		verdict = style.Bad(verdict)
 	}
 	fmt.Fprintf(w, "  verdict  %s\n", verdict)

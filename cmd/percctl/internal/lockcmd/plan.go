@@ -8,6 +8,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
 
 // A tally counts locks and the transactions that they belong to.
@@ -45,11 +46,11 @@ func newPlan(at *connect.Flags, tables []string, all []*inspect.Transaction) *pl
 	for _, t := range all {
 		p.Locks += len(t.Locks)
 		switch t.Outcome {
-		case inspect.Forward:
+		case doctor.Forward:
 			p.Forward.add(len(t.Locks))
-		case inspect.Back:
+		case doctor.Back:
 			p.Back.add(len(t.Locks))
-		case inspect.Alive:
+		case doctor.Alive:
 			p.Alive.add(len(t.Locks))
 		default:
 			p.Unreadable.add(len(t.Locks))

@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
@@ -49,7 +50,7 @@ With -o json, it prints one object per line, as with -o jsonl.`,
 	o.Setup(cmd, s, session.WalkTimeout)
 	o.tables.Add(cmd, &o.Options)
 	o.limits.Add(cmd, &o.Options)
-	o.Connect.Stats = &o.meter
+	o.Connect.Options = o.meter.DialOptions()
 	cmd.Flags().DurationVar(&o.every, "interval", 2*time.Second, "how often to read rows with locks again")
 	cli.AtLeast(&o.Checks, "interval", &o.every, 100*time.Millisecond, "at least 100ms")
 	cli.FormatFlag(cmd, &o.Format, cli.Table, cli.JSON, cli.JSONL)
@@ -78,7 +79,7 @@ func (c change) text(w io.Writer, style cli.Style) error {
 // A seen is a transaction with locks, as it was last described.
 type seen struct {
 	id      txnID
-	outcome inspect.Outcome
+	outcome doctor.Outcome
 	at      time.Time
 }
 

@@ -30,7 +30,7 @@ func keepMetered(t *testing.T, timeout time.Duration) (*picture.Keeper, *watch.M
 	if err := cmd.ParseFlags([]string{"--embedded"}); err != nil {
 		t.Fatal(err)
 	}
-	flags.Connect.Stats = meter
+	flags.Connect.Options = meter.DialOptions()
 	k, err := picture.Keep(t.Context(), &flags)
 	if err != nil {
 		t.Fatal(err)

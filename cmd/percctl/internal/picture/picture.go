@@ -18,6 +18,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
@@ -199,6 +200,10 @@ func (s *Scanner) picture() *Picture {
 	return p
 }
 
+// leastWindow is how long the scanner measures at least what it costs: single reads come in
+// bursts, which it pays for with pauses.
+const leastWindow = 5 * time.Second
+
 func (s *Scanner) cost() Scan {
 	now := time.Now()
 	c := Scan{Complete: len(s.scan.Names) > 0 || !s.listed.IsZero(), MaxRequests: s.limits.Requests, MaxBytes: s.limits.Bytes}
@@ -217,9 +222,8 @@ func (s *Scanner) cost() Scan {
 	c.TotalRequests, c.TotalBytes = used.Requests, used.Bytes
 	if len(s.window) > 0 {
 		from := s.window[0]
-		if over := now.Sub(from.at).Seconds(); over > 0.1 {
-			c.Requests, c.Bytes = float64(used.Requests-from.used.Requests)/over, float64(used.Bytes-from.used.Bytes)/over
-		}
+		over := max(now.Sub(from.at), leastWindow).Seconds()
+		c.Requests, c.Bytes = float64(used.Requests-from.used.Requests)/over, float64(used.Bytes-from.used.Bytes)/over
 	}
 	return c
 }
@@ -246,11 +250,11 @@ func (s *Scanner) pictureLocks(p *Picture) {
 		t := d.t.With(g)
 		l.Listed = append(l.Listed, t)
 		switch t.Outcome {
-		case inspect.Forward:
+		case doctor.Forward:
 			l.Forward++
-		case inspect.Back:
+		case doctor.Back:
 			l.Back++
-		case inspect.Alive:
+		case doctor.Alive:
 			l.Alive++
 		}
 	}

@@ -172,6 +172,9 @@ func (s *Scanner) Run(ctx context.Context) {
 	}
 }
 
+// Limits are how many requests and bytes a second the scanner uses at most.
+func (s *Scanner) Limits() (requests, bytes int) { return s.limits.Requests, s.limits.Bytes }
+
 // refresh is Refresh, or longer: what is small gets at most half of what the limits allow.
 func (s *Scanner) refresh() time.Duration { return max(s.Refresh, 2*s.least) }
 

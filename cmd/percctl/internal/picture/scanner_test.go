@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
 
 var unbounded = picture.Options{Limit: 100, Transactions: 10}
@@ -55,7 +55,7 @@ func TestLive(t *testing.T) {
 			t.Fatalf("not complete after a minute: %+v", p)
 		}
 	}
-	if p.Locks.Locks != 5 || p.Locks.Listed[0].Outcome != inspect.Forward {
+	if p.Locks.Locks != 5 || p.Locks.Listed[0].Outcome != doctor.Forward {
 		t.Errorf("%+v", p.Locks)
 	}
 	// One piece of work may take more than its time; the pause comes after it.

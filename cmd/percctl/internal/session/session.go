@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 )
 
 // connectTimeout bounds the first request, also where --timeout does not.
@@ -60,6 +61,7 @@ type Session struct {
 
 	config txn.Config
 	strict bool
+	meter  *watch.Meter
 
 	mu     sync.Mutex
 	client *txn.Client
@@ -122,12 +124,16 @@ func (f *Flags) RunBare(ctx context.Context, s *cli.Streams, run func(context.Co
 		warned.Do(func() { _, _ = fmt.Fprint(s.Err, text) })
 	}
 	return coded(f.Connect.Answered(ctx, func(ctx context.Context) error {
+		meter := &watch.Meter{}
+		if f.Connect.Options == nil {
+			f.Connect.Options = meter.DialOptions()
+		}
 		bt, admin, closeAll, err := f.Connect.Open(ctx)
 		if err != nil {
 			return err
 		}
 		defer closeAll()
-		sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), Connect: &f.Connect, Bigtable: bt, Admin: admin, opened: map[string]bool{}}
+		sess := &Session{Streams: s, Progress: cli.NewProgress(s), Where: f.Connect.String(), Connect: &f.Connect, Bigtable: bt, Admin: admin, meter: meter, opened: map[string]bool{}}
 		defer sess.Progress.End()
 		return f.explainTimeout(ctx, run(ctx, sess))
 	}))
@@ -184,6 +190,9 @@ func (s *Session) close(ctx context.Context) {
 		_ = c.Close(ctx) // it committed nothing
 	}
 }
+
+// Read is how many kB Bigtable has answered.
+func (s *Session) Read() int { return int(s.meter.Used().Bytes / 1000) }
 
 // Client returns the client to use now.
 func (s *Session) Client() *txn.Client {

@@ -92,9 +92,10 @@ func (s *Session) AllTables(ctx context.Context) ([]string, error) {
 // found in much.
 func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(table string, rows bigtable.RowSet) error) error {
 	e, done := s.Extent(ctx, t.Range.Rows, tables...), 0
+	defer s.Progress.During(s.Read)()
 	for i, name := range tables {
 		for _, rows := range e.parts[i] {
-			s.Progress.Of(float64(done)/float64(e.total), 0, "")
+			s.Progress.Part(float64(done) / float64(e.total))
 			s.Progress.Set("reading table %s", name)
 			if err := f(name, rows); err != nil {
 				return err

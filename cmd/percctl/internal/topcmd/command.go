@@ -97,7 +97,7 @@ func (o *options) run(ctx context.Context) error {
 		o.count = 1
 	}
 	meter := &watch.Meter{}
-	o.Connect.Stats = meter
+	o.Connect.Options = meter.DialOptions()
 	k, err := picture.Keep(ctx, &o.Flags)
 	if err != nil {
 		return err

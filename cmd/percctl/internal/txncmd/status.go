@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -49,7 +50,7 @@ func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
 	if l := t.Status.Lock; l != nil && !l.IsPrimary() {
 		return cli.Usagef("%s is not the primary of the transaction that started at %d: its primary is %s", o.primary, o.startTS, l.Primary)
 	}
-	if t.Outcome == inspect.Unknown {
+	if t.Outcome == doctor.Unknown {
 		return fmt.Errorf("%s", t.Verdict)
 	}
 	style := cli.StyleFor(o.Streams.Out)
@@ -66,7 +67,7 @@ func statusText(w io.Writer, style cli.Style, t *inspect.Transaction) error {
 	if t.CommitTS != 0 {
 		fmt.Fprintf(w, "  commit   %s\n", cli.Stamp(t.CommitTS))
 	}
-	if t.Outcome != inspect.Finished || !t.IsFinal() || t.State == txn.StateRolledBack.String() && t.Verdict != t.State {
+	if t.Outcome != doctor.Finished || !t.IsFinal() || t.State == txn.StateRolledBack.String() && t.Verdict != t.State {
 		fmt.Fprintf(w, "  verdict  %s\n", t.Verdict)
 	}
 	if t.OwnerToken != "" {

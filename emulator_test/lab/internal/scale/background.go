@@ -98,7 +98,7 @@ func emptyRange(r *run) {
 			}
 			defer end()
 			var failed []string
-			for _, result := range doctor.Run(ctx, d, doctor.All(), func(int) {}) {
+			for _, result := range doctor.Run(ctx, d, doctor.All(), nil) {
 				if result.State == doctor.Failed {
 					failed = append(failed, result.Check+" ("+result.Detail+")")
 				}

@@ -1,12 +1,12 @@
-package inspect
+package doctor
 
 import (
 	"fmt"
 
-	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/words"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -22,17 +22,17 @@ const (
 	Finished Outcome = "finished" // no locks are left
 )
 
-// judge says what the library would do about locks of a transaction whose
+// Judge says what the library would do about locks of a transaction whose
 // primary and owner are as given, at oracle time now, and why, in words. It
 // follows docs/protocol.md, "Resolving another transaction's lock".
-func judge(s txn.Status, err error, locks []format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
+func Judge(s txn.Status, err error, locks []format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
 	switch {
 	case err != nil:
-		return Unknown, "the primary cannot be read: " + cli.Line(err.Error())
+		return Unknown, "the primary cannot be read: " + words.Line(err.Error())
 	case s.State == txn.StateCommitted && len(locks) == 0:
-		return Finished, "committed at " + cli.Stamp(s.CommitTS)
+		return Finished, "committed at " + words.Stamp(s.CommitTS)
 	case s.State == txn.StateCommitted:
-		return Forward, fmt.Sprintf("primary committed at %s: safe to roll forward", cli.Stamp(s.CommitTS))
+		return Forward, fmt.Sprintf("primary committed at %s: safe to roll forward", words.Stamp(s.CommitTS))
 	case s.State == txn.StateRolledBack && len(locks) == 0:
 		return Finished, "rolled back"
 	case s.State == txn.StateRolledBack:
@@ -55,20 +55,20 @@ func judge(s txn.Status, err error, locks []format.Lock, owner admin.OwnerStatus
 	case first.StartTS > now:
 		return aboveOracle(first)
 	case owner.State == admin.OwnerStale:
-		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", cli.Between(owner.ExpiresTS, now))
+		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", words.Between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", cli.Between(expires, now))
+		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", words.Between(expires, now))
 	case first.Endless(now):
 		return Back, "nothing at the primary, " + endless
 	}
-	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", cli.Between(now, expires))
+	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", words.Between(now, expires))
 }
 
 // endless is what is said of a lock that is Endless.
 const endless = "its ttl is longer than any client writes: will be rolled back"
 
 func aboveOracle(l *format.Lock) (Outcome, string) {
-	return Unknown, "it is above the oracle's time, so no transaction wrote it; percctl repair plan " + cli.Line(l.Cell.Table) + " says what to do"
+	return Unknown, "it is above the oracle's time, so no transaction wrote it; percctl repair plan " + words.Line(l.Cell.Table) + " says what to do"
 }
 
 func judgeLocked(l *format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
@@ -77,13 +77,13 @@ func judgeLocked(l *format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Ou
 	case l.StartTS > now:
 		return aboveOracle(l)
 	case owner.State == admin.OwnerStale:
-		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", cli.Between(owner.ExpiresTS, now))
+		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", words.Between(owner.ExpiresTS, now))
 	case now >= expires:
-		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", cli.Between(expires, now))
+		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", words.Between(expires, now))
 	case l.Endless(now):
 		return Back, "not committed, " + endless
 	case owner.State == admin.OwnerFresh:
-		return Alive, fmt.Sprintf("owner alive, ttl %s left", cli.Between(now, expires))
+		return Alive, fmt.Sprintf("owner alive, ttl %s left", words.Between(now, expires))
 	}
-	return Alive, fmt.Sprintf("owner may be alive (no token), ttl %s left", cli.Between(now, expires))
+	return Alive, fmt.Sprintf("owner may be alive (no token), ttl %s left", words.Between(now, expires))
 }
