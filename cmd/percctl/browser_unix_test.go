@@ -72,7 +72,7 @@ func TestPictures(t *testing.T) {
 		return
 	}
 	p := browser.New(t)
-	url := demoPage(t, "--limit", "1000", "--seed", "7", "--kills", "8")
+	url := demoPage(t, "--limit", "2500", "--seed", "7", "--kills", "20")
 	shot := func(name, hash, ready string, width, height int, dark bool) {
 		t.Helper()
 		p.Show(t, width, height, dark)
@@ -85,12 +85,15 @@ func TestPictures(t *testing.T) {
 		}
 	}
 	const graph = `document.querySelectorAll('.node.observer').length > 5 && document.querySelectorAll('.edge').length > 9`
+	const labelled = graph + ` && document.querySelectorAll('.edge-label.warn').length > 1`
 	const busy0 = `document.querySelector('.need') && document.querySelectorAll('.uplot').length > 4`
 	const busy = `Number(document.querySelector('.stat-value')?.textContent.replace(/[^0-9.]/g, '')) > 0 && document.querySelector('.spark path')?.getAttribute('d').split('L').length > 6 && document.querySelector('.need') && !document.querySelector('.hint') && document.querySelectorAll('.uplot').length > 4`
 	p.Show(t, 1400, 1000, false)
 	p.Open(t, url, busy)
 	shot("console", "", busy, 1360, 1010, false)
-	shot("console-observers", "#/observers", graph, 1360, 860, false)
+	shot("console-observers", "#/observers", labelled, 1360, 860, false)
+	shot("console-observers-dark", "#/observers", labelled, 1360, 860, true)
+	shot("console-observers-narrow", "#/observers", labelled, 500, 1010, false)
 	p.Open(t, url, `document.querySelector('.stat')`)
 	p.Wait(t, `document.querySelector('.title')?.textContent.includes('6 tables') && document.querySelector('.need')?.textContent.includes('2 transactions of dead clients hold 5')`)
 	shot("console-dark", "", busy0, 1360, 1010, true)
@@ -99,14 +102,11 @@ func TestPictures(t *testing.T) {
 	p.Eval(t, `fetch('api/state').then((r) => r.json()).then((s) => { const q = new URLSearchParams({ primary: s.transactions[0].primary, start: s.transactions[0].start_ts }); return '#/txn?' + q; })`, &txn)
 	cell = "#/row?table=accounts&row=bob"
 	for _, page := range []struct{ name, hash, ready string }{
-		{"observers", "#/observers", graph},
 		{"tables", "#/tables?table=documents", `document.querySelector('canvas').onmousemove`},
 		{"row", cell, `document.querySelector('.lanes')`},
 		{"transaction", txn, `document.querySelector('.verdict')`},
 	} {
-		if page.name != "observers" { // it is busy in the picture above
-			shot("console-"+page.name, page.hash, page.ready, 1360, 860, false)
-		}
+		shot("console-"+page.name, page.hash, page.ready, 1360, 860, false)
 		shot("console-"+page.name+"-dark", page.hash, page.ready, 1360, 860, true)
 		shot("console-"+page.name+"-narrow", page.hash, page.ready, 500, 1010, false)
 	}

@@ -59,8 +59,8 @@ function drawing(g) {
       return h('path', { class: 'edge ' + (['bad', 'warn'].find((k) => kinds.includes(k)) ?? ''), d: path(edge.points), 'marker-end': 'url(#arrow)' });
     }),
     g.edges().map((e) => {
-      const { x, y, lines = [] } = g.edge(e);
-      return lines.map(([kind, l], i) => h('text', { class: 'edge-label ' + kind, x, y: y + 4 + (i - (lines.length - 1) / 2) * lineHeight, 'text-anchor': 'middle' }, l));
+      const { x, y, width, height, lines = [] } = g.edge(e);
+      return lines.length > 0 && [h('rect', { class: 'edge-ground', x: x - width / 2 + 3, y: y - height / 2, width: width - 6, height }), lines.map(([kind, l], i) => h('text', { class: 'edge-label ' + kind, x, y: y + 4 + (i - (lines.length - 1) / 2) * lineHeight, 'text-anchor': 'middle' }, l))];
     }),
     g.nodes().map((id) => {
       const n = g.node(id), o = n.o, x = n.x - n.width / 2, y = n.y - n.height / 2;
