@@ -75,6 +75,8 @@ func TestWords(t *testing.T) {
 	p.Wait(t, shown("Timestamp"))
 	p.Open(t, url+"/#/row?table=t&row=r", shown("Timestamp"))
 	p.Open(t, url+"/#/", `document.querySelector('.checks') && [...document.querySelectorAll('.stat')].some((e) => e.innerText.includes('Oldest lock\n1 min 39 s'))`)
+	p.Show(t, 1300, 900, false)
+	p.Wait(t, `[...document.querySelectorAll('.stat-value')].every((e) => e.scrollWidth <= e.clientWidth)`)
 	if f.again.Load() != 0 {
 		t.Error("the checks ran again without a reason")
 	}

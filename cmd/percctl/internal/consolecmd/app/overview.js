@@ -125,7 +125,7 @@ export default function overview(main) {
         pill(bad ? 'bad' : list.length ? 'warn' : s.scan.complete ? 'ok' : 'note', bad ? 'broken' : list.length ? 'degraded' : s.scan.complete ? 'healthy' : 'first pass'), h('span.muted', {}, plural(s.tables.length, 'table') + ', ' + plural(s.workers.fresh, 'live client') + ', oracle ' + (s.oracle.leader ? 'served at ' + s.oracle.leader : s.oracle.row?.mode + ' mode'))));
       paint(needs, list.slice(0, 8).map(showCard));
       const p = points[points.length - 1], c = p?.clients;
-      const stat = (name, value, of, col, note) => h('div.stat', {}, h('div.stat-name', {}, name), h('div.stat-value', {}, value), h('div.stat-note', {}, note ?? ''), of && spark(last(points, of), col));
+      const stat = (name, value, of, col, note) => h('div.stat', {}, h('div.stat-name', {}, name), h('div.stat-value', { class: String(value).length > 7 ? 'long' : '' }, value), h('div.stat-note', {}, note ?? ''), of && spark(last(points, of), col));
       const atLeast = s.locks.more ? '≥ ' : '';
       paint(stats,
         metrics && stat('Commits', c ? rate(c.commits) + '/s' : '–', client('commits'), 'c1', c ? rate(c.conflicts) + ' conflicts/s' : 'waiting for metrics'),
@@ -135,7 +135,7 @@ export default function overview(main) {
         stat('Pending changes', (s.notifications.more ? '≥ ' : '') + num(s.notifications.pending), (q) => q.pending, 'c2', num(s.notifications.failing) + ' failing'),
         stat('Observer lag', duration(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
         s.rates?.timestamps_per_second !== null && s.rates && stat('Oracle', rate(s.rates.timestamps_per_second) + '/s', (q) => q.rate, 'c4', 'timestamps, without ours'),
-        stat('Safe point', s.gc.safe_point ? duration(s.gc.age_seconds) + ' old' : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
+        stat('Age of safe point', s.gc.safe_point ? duration(s.gc.age_seconds) : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
       paint(without, s.metrics_error ? h('p.hint', {}, icon('note'), s.metrics_error) : !metrics && h('p.hint', {}, icon('note'), h('span', {}, 'Commits, conflicts and latencies are known to clients alone. To see them, start the console with ', h('code', {}, '--metrics URL'), ' of a Prometheus or of clients.')));
       const oracle = charts[charts.length - 1];
       oracle.element.hidden = !points.some((q) => q.rate !== null); // in direct mode there is no counter
