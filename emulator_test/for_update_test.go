@@ -226,6 +226,44 @@ func TestForUpdateThenAnotherRead(t *testing.T) {
 	}
 }
 
+// TestForUpdateThenReadsAtOnce: of two reads at once, one reads the first cell again. The other
+// waits for it, but only until its own context ends.
+func TestForUpdateThenReadsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		mustSet(t, c, "1", "r", "other")
+		tx := begin(t, c, forUpdate("r"))
+		if got := getForUpdate(t, tx); got != "1" {
+			t.Fatalf("read %q", got)
+		}
+		held := faults.On("the first cell again", stepOn(txntest.StepRead, "r"), txntest.HoldResponse, 1)
+		read := func(ctx context.Context) error {
+			_, _, err := tx.Table("a").Get(ctx, "other", "f", "q")
+			return err
+		}
+		first := inBackground(func() error { return read(t.Context()) })
+		<-held.Fired()
+		ctx, cancel := context.WithCancel(t.Context())
+		second := inBackground(func() error { return read(ctx) })
+		synctest.Wait()
+		cancel()
+		if o := <-second; !errors.Is(o.err, context.Canceled) {
+			t.Errorf("the second read: %v", o.err)
+		}
+		third := inBackground(func() error { return read(t.Context()) })
+		synctest.Wait()
+		held.Release()
+		for _, done := range []<-chan outcome{first, third} {
+			if o := <-done; o.err != nil {
+				t.Error(o.err)
+			}
+		}
+		set(tx, "2", "r")
+		wantCommit(t, tx, false)
+		wantNoLocks(t, env.Client)
+	})
+}
+
 // TestForUpdateOfALockedCell: a cell with a lock is read at the start timestamp. So the read shows
 // a commit that is under way.
 func TestForUpdateOfALockedCell(t *testing.T) {

@@ -34,6 +34,9 @@ type firstRead struct {
 	// commit_ts after it has locked the cell.
 	asOf tso.Timestamp
 
+	// verifying is full while a read verifies. Later reads wait until it is empty.
+	verifying chan struct{}
+
 	mu       sync.Mutex
 	used     bool // the function has the value
 	verified bool // and it is the value at start_ts
@@ -44,7 +47,7 @@ type firstRead struct {
 // reason to read at start_ts instead.
 func readFirst(ctx context.Context, r *recovery.Resolver, cell Cell) *firstRead {
 	clock := &r.Clock
-	f := &firstRead{cell: cell, asOf: clock.Newest()}
+	f := &firstRead{cell: cell, asOf: clock.Newest(), verifying: make(chan struct{}, 1)}
 	// An older one could soon be below the safe point.
 	if f.asOf == 0 || f.asOf < clock.Now()-tso.Timestamp(gctime.SafePointMaxAge().Microseconds()) {
 		return nil
@@ -105,9 +108,13 @@ func (f *firstRead) verify(ctx context.Context, r *recovery.Resolver, startTS ts
 	if f == nil {
 		return nil
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.dropped = !f.used; f.dropped || f.verified {
+	select {
+	case f.verifying <- struct{}{}:
+		defer func() { <-f.verifying }()
+	case <-ctx.Done():
+		return store.Ended(ctx, "percolator: reading "+f.cell.String()+" again", nil)
+	}
+	if f.settled() {
 		return nil
 	}
 	table, err := r.Table(ctx, f.cell.Table)
@@ -122,8 +129,18 @@ func (f *firstRead) verify(ctx context.Context, r *recovery.Resolver, startTS ts
 	if (len(items) > 0) != f.present || f.present && items[0].Timestamp != f.item.Timestamp {
 		return f.conflict(startTS)
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.verified = true
 	return nil
+}
+
+// settled reports whether another read of the transaction need not verify.
+func (f *firstRead) settled() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dropped = !f.used
+	return f.dropped || f.verified
 }
 
 // oldest returns the timestamp that garbage collection must not pass.
@@ -136,7 +153,13 @@ func (f *firstRead) oldest(startTS tso.Timestamp) tso.Timestamp {
 
 // checkWrite fails if garbage collection may have removed a commit that the read missed.
 func (f *firstRead) checkWrite(ctx context.Context, r *recovery.Resolver, startTS tso.Timestamp) error {
-	if f == nil || !f.used || r.SafePoint.CheckWrite(ctx, f.oldest(startTS)) == nil {
+	if f == nil {
+		return nil
+	}
+	f.mu.Lock()
+	used := f.used
+	f.mu.Unlock()
+	if !used || r.SafePoint.CheckWrite(ctx, f.oldest(startTS)) == nil {
 		return nil
 	}
 	return f.conflict(startTS)
