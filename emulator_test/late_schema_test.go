@@ -29,7 +29,16 @@ func lateSchema(t *testing.T, env *txntest.Env) (*txn.Client, *answerHold) {
 	wantValue(t, takeSnapshot(t, c), "bob", "")
 	advance(2 * time.Minute)
 	armed.Store(true)
-	wantValue(t, takeSnapshot(t, c), "bob", "") // makes the client read the schema again
+	old := takeSnapshot(t, c)
+	read := inBackground(func() error { // makes the client read the schema again, and waits for it
+		_, _, err := old.Table("a").Get(t.Context(), "bob", "f", "q")
+		return err
+	})
+	t.Cleanup(func() {
+		if o := <-read; o.err != nil {
+			t.Error(o.err)
+		}
+	})
 	<-hold.held
 	return c, hold
 }

@@ -60,13 +60,14 @@ func readFirst(ctx context.Context, r *recovery.Resolver, cell Cell) *firstRead 
 	ctx, span := r.Trace.Begin(ctx, "read", cell.Table)
 	raw, err := t.TryReadRow(ctx, cell.Row, t.Newest(sel))
 	span.EndWith(err)
-	if _, expires := t.Schema.Expiries()[cell.Family]; expires || err != nil || len(raw[format.LockFamily]) > 0 {
+	expiries, unknown := t.Schema.FreshExpiries(ctx)
+	if _, expires := expiries[cell.Family]; expires || unknown != nil || err != nil || len(raw[format.LockFamily]) > 0 {
 		return nil
 	}
 	for _, item := range raw[format.WriteFamily] {
 		f.version = tso.FromCell(item.Timestamp)
 	}
-	e, err := recovery.Evaluate(t, raw, sel, f.asOf, nil)
+	e, err := recovery.Evaluate(ctx, t, raw, sel, f.asOf, nil)
 	if err != nil || len(e.Exact) > 0 {
 		return nil
 	}

@@ -226,7 +226,7 @@ func (r *rowReads) askedLater(c Column) bool {
 // cachePrefetched caches the columns that were read ahead. raw is the stored form of a row. It
 // caches only columns that raw alone can decide. It leaves a locked column, or one with a
 // damaged record, to the Get that asks for it.
-func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
+func (r *reads) cachePrefetched(ctx context.Context, t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
 	for _, item := range raw[format.LockFamily] {
 		c, _, err := format.MetadataCell(t.Name, key, item)
@@ -244,7 +244,7 @@ func (r *reads) cachePrefetched(t *store.Table, key string, raw bigtable.Row, ah
 	if len(sel.Columns) == 0 {
 		return
 	}
-	e, err := recovery.Evaluate(t, raw, sel, ts, nil)
+	e, err := recovery.Evaluate(ctx, t, raw, sel, ts, nil)
 	if err != nil {
 		return
 	}

@@ -116,7 +116,7 @@ func (s *scan) request(ctx context.Context) error {
 
 // addRow adds a row to the page.
 func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
-	e, err := recovery.Evaluate(s.table, raw, s.sel, s.view.ts, nil)
+	e, err := recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.ts, nil)
 	if err != nil {
 		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
@@ -179,7 +179,7 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 			err = s.readAgain(ctx, blocked, passed)
 		} else {
 			for _, r := range blocked {
-				if r.row, err = recovery.Evaluate(s.table, r.raw, s.sel, s.view.ts, passed); err != nil {
+				if r.row, err = recovery.Evaluate(ctx, s.table, r.raw, s.sel, s.view.ts, passed); err != nil {
 					break
 				}
 			}
@@ -217,7 +217,7 @@ func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passe
 			last = raw.Key()
 			r := blocked[last]
 			r.raw = raw
-			r.row, failed = recovery.Evaluate(s.table, raw, s.sel, s.view.ts, passed)
+			r.row, failed = recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.ts, passed)
 			return failed == nil
 		}, filter)
 		switch {

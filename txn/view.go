@@ -250,7 +250,7 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 		return nil, err
 	}
 	if len(ahead) > 0 {
-		v.reads.cachePrefetched(t, key, raw, ahead, v.ts)
+		v.reads.cachePrefetched(ctx, t, key, raw, ahead, v.ts)
 	}
 	if v.txn == nil {
 		return row, nil

@@ -52,7 +52,7 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 				return nil, err
 			}
 		}
-		e, err := Evaluate(t, raw, sel, now, nil)
+		e, err := Evaluate(ctx, t, raw, sel, now, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -67,7 +67,7 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 			if readAgain {
 				continue
 			}
-			if e, err = Evaluate(t, raw, sel, now, ignored); err != nil {
+			if e, err = Evaluate(ctx, t, raw, sel, now, ignored); err != nil {
 				return nil, err
 			}
 		}

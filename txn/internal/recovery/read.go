@@ -63,13 +63,16 @@ type Ignored map[tso.Timestamp]bool
 //
 // The values in the result share the memory of raw, and Evaluate replaces their timestamps
 // there by commit timestamps. So a row can be evaluated again only if the first result had
-// Locks.
-func Evaluate(t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.Timestamp, ignored Ignored) (e Evaluation, err error) {
+// Locks. Evaluate waits if the client has to learn of expiries first.
+func Evaluate(ctx context.Context, t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.Timestamp, ignored Ignored) (e Evaluation, err error) {
 	key := raw.Key()
 	if e.keysOnly = sel.KeysOnly; sel.First > 0 {
 		sel, e.rest = store.Known(sel, raw)
 	}
-	e.readTS, e.expiries = readTS, t.Schema.Expiries()
+	if e.expiries, err = t.Schema.FreshExpiries(ctx); err != nil {
+		return Evaluation{}, err
+	}
+	e.readTS = readTS
 	for _, item := range raw[format.LockFamily] {
 		c, cell, err := format.MetadataCell(t.Name, key, item)
 		if err != nil {
@@ -296,7 +299,7 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 		if err != nil {
 			return nil, nil, err
 		}
-		e, err := Evaluate(t, raw, sel, ts, ignored)
+		e, err := Evaluate(ctx, t, raw, sel, ts, ignored)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -311,7 +314,7 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 			if readAgain {
 				continue
 			}
-			if e, err = Evaluate(t, raw, sel, ts, ignored); err != nil {
+			if e, err = Evaluate(ctx, t, raw, sel, ts, ignored); err != nil {
 				return nil, nil, err
 			}
 		}

@@ -46,7 +46,7 @@ func FuzzEvaluate(f *testing.F) {
 				raw[family] = []bigtable.ReadItem{{Row: "bob", Column: column, Timestamp: ts.Cell(), Value: value}}
 			}
 		}
-		e, err := Evaluate(&store.Table{Name: "accounts"}, raw, store.Selection{}, tso.Timestamp(at), nil)
+		e, err := Evaluate(t.Context(), &store.Table{Name: "accounts"}, raw, store.Selection{}, tso.Timestamp(at), nil)
 		if err != nil {
 			checkErrorKind(t, err)
 			return

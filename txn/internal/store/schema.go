@@ -44,6 +44,8 @@ type Schema struct {
 	Expiries Expiries
 	// Journal says since when commits of observed columns have journal entries.
 	Journal recordpb.Journal
+	// read is when the request for the record was sent.
+	read time.Time
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
@@ -283,7 +285,7 @@ func (src *SchemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 
 func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
 	meta := src.table.store.Metadata
-	number := src.reads.Add(1)
+	number, began := src.reads.Add(1), time.Now()
 	rows := bigtable.RowList{SchemaRowPrefix + src.table.Name}
 	columns := []bigtable.Filter{ExactColumn(DeployFamily, SchemaQualifier)}
 	if src.table.store.Config.Admin != nil {
@@ -305,13 +307,14 @@ func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
 	}
 	s, err := DecodeSchema(src.table.Name, record)
 	if err == nil {
-		s.readNumber, s.check = number, string(found[FamiliesRowPrefix+src.table.Name])
+		s.read, s.readNumber, s.check = began, number, string(found[FamiliesRowPrefix+src.table.Name])
 	}
 	return s, err
 }
 
-// Current returns the schema for a read. If the schema is almost as old as
-// Config.SchemaMaxAge, the background reloads it.
+// Current returns the schema for the request of a read, and its age does not matter there. If the
+// schema is almost as old as Config.SchemaMaxAge, the background reloads it. So FreshExpiries
+// seldom waits for longer than the read itself takes.
 func (src *SchemaSource) Current() *Schema {
 	s := src.latest.Load()
 	if time.Since(s.loaded) <= s.reloadAge {
@@ -351,6 +354,35 @@ func (src *SchemaSource) Journaled() bool { return src.Journal() != recordpb.Jou
 
 // Journal says since when they have entries. It sends nothing.
 func (src *SchemaSource) Journal() recordpb.Journal { return src.latest.Load().Journal }
+
+// FreshExpiries returns expiries that are at most Config.SchemaMaxAge old. The answer to a read
+// needs that: an idle client would show values that others do not show any more, and that
+// garbage collection removes. Unlike a commit, a read does not need the families to be verified.
+func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
+	fresh := func() (*Schema, bool) {
+		s := src.latest.Load()
+		return s, s == nil || time.Since(s.read) <= src.table.store.Config.SchemaMaxAge
+	}
+	s, ok := fresh()
+	if !ok {
+		select {
+		case src.reloading <- struct{}{}:
+			defer func() { <-src.reloading }()
+		case <-ctx.Done():
+			return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
+		}
+		if s, ok = fresh(); !ok {
+			var err error
+			if s, err = src.ReloadObserved(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if s == nil {
+		return nil, nil
+	}
+	return s.Expiries, nil
+}
 
 // Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
 // column that became observed must get its notify cells.
