@@ -348,7 +348,7 @@ func (m *performance) together(s planStep, commits []*playedTxn, readers []reade
 	}
 	for _, r := range shown {
 		m.note(-1, r.ts)
-		v, ok := modelView{table: m.tables[s.table], at: r.ts, own: modelTable{}}.cell(s.row, s.columns[0])
+		v, ok := m.state(s.table, r.ts).cell(s.row, s.columns[0])
 		if err := compare(fmt.Sprintf("row %q, column %q beside commits, at %d", s.row, s.columns[0], r.ts), []string{fmt.Sprintf("%q %v", v.value, ok)}, r.text); err != nil {
 			return err
 		}
@@ -375,7 +375,7 @@ func (m *performance) bulk(s planStep) error {
 	if err != nil {
 		return err
 	}
-	now := modelView{table: m.tables[s.table], at: r.StartTS, own: modelTable{}}
+	now := m.state(s.table, r.StartTS)
 	if !s.bulk.Idle && now.readRow(s.row, query{}) != "" {
 		return errors.New("a bulk load of a row with data did not fail")
 	}
@@ -424,5 +424,32 @@ func (m *performance) collect(s planStep) error {
 	}
 	m.counts.add("collections", 1)
 	m.counts.add("versions collected", int(report.Total.Versions))
+	return nil
+}
+
+// setExpiry sets how long the values of a family last, from then on.
+func (m *performance) setExpiry(s planStep) error {
+	m.lasts[s.table][s.columns[0].Family] = s.passes
+	return admin.SetExpiry(m.ctx, m.env.Client, crashTables[s.table], s.columns[0].Family, s.passes)
+}
+
+// expire makes the values of a family expire sooner, and waits until every client knows that.
+// Before, and in what is open, clients may differ.
+func (m *performance) expire(s planStep) error {
+	if last, ok := m.lasts[s.table][s.columns[0].Family]; ok && last <= s.passes {
+		return nil // values that were collected would come back in the model
+	}
+	for _, x := range m.txns {
+		x.tx.Rollback()
+	}
+	for _, shot := range m.shots {
+		shot.Release()
+	}
+	m.txns, m.shots, m.lists = nil, nil, nil
+	if err := m.setExpiry(s); err != nil {
+		return err
+	}
+	<-time.After(61 * time.Second) // Config.SchemaMaxAge
+	m.counts.add("expiries set", 1)
 	return nil
 }

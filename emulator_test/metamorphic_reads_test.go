@@ -1,10 +1,12 @@
 package emulator_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/many"
+	paging "github.com/percolator-bigtable/percolator/txn/page"
 )
 
 // readable reports whether a read should have succeeded, and checks its error.
@@ -88,7 +92,11 @@ func (m *performance) query(r reader, s planStep) error {
 // shows it again.
 func (m *performance) latest(s planStep) error {
 	c := m.clients[s.client]
-	view, table := modelView{table: m.tables[s.table], at: forever, own: modelTable{}}, c.Latest(crashTables[s.table])
+	table, now := c.Latest(crashTables[s.table]), max(m.newest, tso.Timestamp(time.Now().UnixMicro())-1e6)
+	view := m.state(s.table, now)
+	if view.readRow(s.row, query{}) != m.state(s.table, now+3e6).readRow(s.row, query{}) {
+		return nil // what expires just now may be shown or not
+	}
 	row, err := table.ReadRow(m.ctx, s.row, s.query.selection()...)
 	if err == nil {
 		err = compare(fmt.Sprintf("the latest state of row %q, %v", s.row, s.query), []string{view.readRow(s.row, s.query)}, []string{rowText(row)})
@@ -121,6 +129,108 @@ func (m *performance) latest(s planStep) error {
 		err = compare(fmt.Sprintf("row %q in a stale snapshot at %d, %v", s.row, shot.ReadTS(), s.query), []string{view.readRow(s.row, s.query)}, []string{rowText(row)})
 	}
 	return err
+}
+
+// A playedList is a list of which some pages have been read.
+type playedList struct {
+	table int
+	paging.Query
+	query query
+	token string
+	ts    tso.Timestamp
+	left  []string // what the next pages have to show
+}
+
+// page reads the next page of an open list, or begins one. Tokens go from client to client.
+func (m *performance) page(s planStep) error {
+	i := s.which % 3
+	if i >= len(m.lists) {
+		q := paging.Query{Table: crashTables[s.table], Reverse: s.query.reverse, Options: s.query.selection()}
+		switch s.which {
+		case 0:
+			q.Prefix = s.row[:1]
+		case 1:
+			q.Start, q.End = min(s.row, planRows[0]), max(s.row, planRows[0])
+		}
+		i = len(m.lists)
+		m.lists = append(m.lists, &playedList{table: s.table, Query: q, query: s.query})
+	}
+	l, size := m.lists[i], 1+len(s.more)/2
+	got, err := m.pages[s.client].Read(m.ctx, l.Query, size, l.token)
+	if err != nil || l.token == "" || got.Next == "" {
+		m.lists = slices.Delete(m.lists, i, i+1)
+	}
+	if l.token == "" && err == nil {
+		if err := m.fresh(s.client, got.ReadTS, 0, 0); err != nil {
+			return err
+		}
+		m.note(s.client, got.ReadTS)
+		l.ts = got.ReadTS
+		q := l.query
+		q.limit, q.contains = 0, func(key string) bool {
+			return strings.HasPrefix(key, l.Prefix) && key >= l.Start && (l.End == "" || key < l.End)
+		}
+		l.left = m.state(l.table, l.ts).readRows(q)
+		if got.Next != "" {
+			m.lists = append(m.lists, l)
+		}
+	}
+	if ok, err := m.readable(reader{ts: cmp.Or(l.ts, forever)}, false, err); !ok {
+		return err
+	}
+	if got.ReadTS != l.ts {
+		return fmt.Errorf("a page of the list at %d is of %d", l.ts, got.ReadTS)
+	}
+	n := min(size, len(l.left))
+	var text []string
+	for _, row := range got.Rows {
+		text = append(text, rowText(row))
+	}
+	if err := compare(fmt.Sprintf("page of %d rows at %d of %+v, %v", size, l.ts, l.Query, l.query), l.left[:n], text); err != nil {
+		return err
+	}
+	if l.left = l.left[n:]; (got.Next != "") != (len(l.left) > 0) {
+		return fmt.Errorf("the next page of the list at %d is %q, and %q is left", l.ts, got.Next, l.left)
+	}
+	if l.token != "" {
+		m.counts.add("later pages", 1)
+	}
+	l.token = got.Next
+	return nil
+}
+
+// getMany reads cells of both tables at once. A row is read in all columns that are asked for in
+// its table.
+func (m *performance) getMany(r reader, s planStep) error {
+	rows := append(s.more, s.row)
+	var cells []txn.Cell
+	for i, row := range rows {
+		cells = append(cells, cellAt((s.table+i)%2, row, s.columns[i%len(s.columns)]))
+	}
+	table := func(name string) *txn.View { return r.table(slices.Index(crashTables, name)) }
+	got, err := many.Get(m.ctx, table, cells...)
+	if ok, err := m.readable(r, true, err); !ok {
+		return err
+	}
+	m.counts.add("cells of several tables", len(cells))
+	for i := range crashTables {
+		var rows []string
+		var columns []txn.Column
+		for _, c := range cells {
+			if c.Table == crashTables[i] {
+				rows, columns = append(rows, c.Row), append(columns, c.Column())
+			}
+		}
+		m.validate(r, i, rows, columns)
+	}
+	var want, has []string
+	for _, c := range cells {
+		v, ok := m.model(r, slices.Index(crashTables, c.Table)).value(c.Row, c.Column())
+		want = append(want, fmt.Sprintf("%v: %q %v", c, v, ok))
+		value, ok := got[c]
+		has = append(has, fmt.Sprintf("%v: %q %v", c, value, ok))
+	}
+	return compare(fmt.Sprintf("cells of several tables at %d", r.ts), want, has)
 }
 
 // validate notes what a serializable transaction has read.
@@ -173,9 +283,18 @@ func (m *performance) gets(r reader, s planStep) error {
 	return nil
 }
 
+// value returns the value of a cell, and nil if it is absent.
+func (v modelView) value(row string, c txn.Column) ([]byte, bool) {
+	ver, ok := v.cell(row, c)
+	if !ok {
+		return nil, false
+	}
+	return ver.value, true
+}
+
 // agree reads the same cells at one timestamp in every way, from several clients at once.
 func (m *performance) agree(ts tso.Timestamp, table int, clients []*txn.Client) error {
-	model := modelView{table: m.tables[table], at: ts, own: modelTable{}}
+	model := m.state(table, ts)
 	everything := query{contains: func(string) bool { return true }}
 	all := model.readRows(everything)
 	backward := model.readRows(query{contains: everything.contains, reverse: true})
@@ -241,6 +360,22 @@ func (m *performance) agree(ts tso.Timestamp, table int, clients []*txn.Client) 
 		q := txn.Qualifiers(modelFamilies[0], "q", "")
 		before := txn.Qualifiers(modelFamilies[0], "", "q")
 		way("ranges of qualifiers", scan(bigtable.RowList(planRows), before, q, txn.Families(modelFamilies[1:]...)), all)
+		var cells []txn.Cell
+		var values []string
+		for _, key := range planRows {
+			for _, c := range m.columns {
+				v, ok := model.value(key, c)
+				cells, values = append(cells, cellAt(table, key, c)), append(values, fmt.Sprintf("%q %v", v, ok))
+			}
+		}
+		way("many cells", func() (text []string, err error) {
+			got, err := many.Get(m.ctx, shot.Table, cells...)
+			for _, c := range cells {
+				v, ok := got[c]
+				text = append(text, fmt.Sprintf("%q %v", v, ok))
+			}
+			return text, err
+		}, values)
 		way("family by family", func() ([]string, error) {
 			var text []string
 			for _, key := range slices.Sorted(slices.Values(planRows)) {
@@ -268,8 +403,8 @@ func (m *performance) agree(ts tso.Timestamp, table int, clients []*txn.Client) 
 			}
 			var want []string
 			for _, c := range columns {
-				v, ok := model.cell(key, c)
-				want = append(want, fmt.Sprintf("%q %v", v.value, ok))
+				v, ok := model.value(key, c)
+				want = append(want, fmt.Sprintf("%q %v", v, ok))
 				way(fmt.Sprintf("row %q, cell %q", key, c), func() ([]string, error) {
 					text, err := get(shot, c)
 					return []string{text}, err

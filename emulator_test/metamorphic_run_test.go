@@ -22,6 +22,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	paging "github.com/percolator-bigtable/percolator/txn/page"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -36,11 +37,14 @@ type performance struct {
 	counts  *tally
 
 	tables  [2]modelTable
+	lasts   [2]map[string]time.Duration  // expiries of the tables
 	marks   map[txn.Cell][]tso.Timestamp // commits of lock-only writes
 	touched map[string]bool              // rows of which cells or marks may be stored
 	safe    tso.Timestamp
 	txns    []*playedTxn
 	shots   []*playedSnapshot
+	lists   []*playedList
+	pages   []*paging.Pages // of the clients
 	commits []playedCommit
 	newest  tso.Timestamp          // of all timestamps that were returned so far
 	shownTo []tso.Timestamp        // the newest that each client has seen
@@ -99,11 +103,16 @@ func (s *playedSnapshot) reader() reader {
 }
 
 func (m *performance) model(r reader, table int) modelView {
-	v := modelView{table: m.tables[table], at: r.ts, own: modelTable{}}
+	v := m.state(table, r.ts)
 	if r.txn != nil {
 		v.own = r.txn.own[table]
 	}
 	return v
+}
+
+// state is a table at a timestamp.
+func (m *performance) state(table int, at tso.Timestamp) modelView {
+	return modelView{table: m.tables[table], at: at, own: modelTable{}, expiries: m.lasts[table]}
 }
 
 func cellAt(table int, row string, c txn.Column) txn.Cell {
@@ -170,7 +179,7 @@ const forever = tso.Timestamp(1 << 62)
 
 // run runs the plan in a bubble of virtual time. It returns the first difference.
 func (p *plan) run(t *testing.T, counts *tally) (err error) {
-	m := &performance{plan: p, t: t, counts: counts, tables: [2]modelTable{{}, {}}, marks: map[txn.Cell][]tso.Timestamp{}, touched: map[string]bool{}, shownTo: make([]tso.Timestamp, len(p.clients))}
+	m := &performance{plan: p, t: t, counts: counts, tables: [2]modelTable{{}, {}}, lasts: [2]map[string]time.Duration{{}, {}}, marks: map[txn.Cell][]tso.Timestamp{}, touched: map[string]bool{}, shownTo: make([]tso.Timestamp, len(p.clients))}
 	var cancel context.CancelFunc
 	m.ctx, cancel = context.WithTimeout(t.Context(), 24*time.Hour)
 	defer cancel()
@@ -259,7 +268,11 @@ func (m *performance) connect(oracle func() tso.Oracle) (late []*txntest.Faults)
 				return nil
 			})
 		}
-		m.clients = append(m.clients, c)
+		pages, err := paging.New(c, []byte("the same key everywhere"))
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		m.clients, m.pages = append(m.clients, c), append(m.pages, pages)
 		m.t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
@@ -285,6 +298,11 @@ func (m *performance) setUp() error {
 	}
 	for i, c := range append([]txn.Column{weakColumn}, m.columns[:min(m.observed, len(m.columns))]...) {
 		if err := changes.RegisterObserver(m.ctx, m.env.Client, crashTables[0], c, fmt.Sprint("observer", i), i == 0); err != nil {
+			return err
+		}
+	}
+	for _, s := range m.expiries {
+		if err := m.setExpiry(s); err != nil {
 			return err
 		}
 	}
@@ -383,8 +401,14 @@ func (m *performance) step(s planStep) error {
 		return m.agree(ts, s.table, m.clients)
 	case "latest":
 		return m.latest(s)
+	case "page":
+		next := s
+		next.client = (s.client + 1) % len(m.clients)
+		return errors.Join(m.page(s), m.page(next))
 	case "bulk":
 		return m.bulk(s)
+	case "expire":
+		return m.expire(s)
 	case "collect":
 		return m.collect(s)
 	case "pass time":
@@ -395,9 +419,12 @@ func (m *performance) step(s planStep) error {
 			return nil
 		}
 		return m.query(readers[s.which%len(readers)], s)
-	case "gets", "get for update":
+	case "gets", "get for update", "get many":
 		if len(readers) == 0 {
 			return nil
+		}
+		if s.kind == "get many" {
+			return m.getMany(readers[s.which%len(readers)], s)
 		}
 		return m.gets(readers[s.which%len(readers)], s)
 	}

@@ -37,6 +37,7 @@ type plan struct {
 	seed     uint64 // of both
 	columns  []txn.Column
 	observed int // how many columns of the first table are observed
+	expiries []planStep
 	plain    []planStep
 	steps    []planStep
 }
@@ -75,7 +76,9 @@ func (s planStep) GoString() string {
 		text += fmt.Sprintf(", %v, %+v", s.query, s.txn)
 	case "bulk":
 		text += fmt.Sprintf(", %+v", s.bulk)
-	case "collect", "pass time", "commit with deadline":
+	case "page":
+		text += fmt.Sprintf(", %v", s.query)
+	case "collect", "pass time", "commit with deadline", "expire":
 		text += fmt.Sprintf(", %v", s.passes)
 	}
 	return text
@@ -93,6 +96,7 @@ var stepKinds = []string{
 	"read row", "read row", "query", "query", "query", "commit", "commit", "commit", "commit", "commit",
 	"commit with deadline", "commit with deadline", "rollback", "update", "update", "together", "together",
 	"snapshot", "snapshot", "release", "latest", "latest", "agree", "bulk", "collect", "pass time",
+	"get many", "get many", "page", "page", "page", "expire",
 }
 
 var planRows = []string{"r", "r.", "\x00", "b\xff"}
@@ -112,6 +116,9 @@ func drawPlan(t *rapid.T) *plan {
 	for range 1 + below(3).Draw(t, "clients") {
 		p.clients = append(p.clients, drawConfig(t, p.slow))
 		p.admins = append(p.admins, rapid.Bool().Draw(t, "admin"))
+	}
+	for range max(0, below(5).Draw(t, "expiries")-2) {
+		p.expiries = append(p.expiries, p.drawStep(t, "expire"))
 	}
 	for range below(5).Draw(t, "plain values") {
 		p.plain = append(p.plain, p.drawStep(t, "plain"))
@@ -135,7 +142,7 @@ func (p *plan) drawStep(t *rapid.T, kind string) planStep {
 		s.txn = drawTxn(t)
 	case "snapshot":
 		s.snap = drawSnapshot(t)
-	case "read row", "query", "together", "latest":
+	case "read row", "query", "together", "latest", "page":
 		s.query = queries(rapid.SampledFrom(planRows), p.columns, modelFamilies, 4).Draw(t, "query")
 		s.txn = drawTxn(t)
 	case "bulk":
@@ -146,6 +153,8 @@ func (p *plan) drawStep(t *rapid.T, kind string) planStep {
 		s.passes = pick(t, "time before", 0, 12*time.Minute, 30*time.Minute)
 	case "commit with deadline":
 		s.passes = pick(t, "time", 0, 0, 0, time.Nanosecond, 10*time.Millisecond, 30*time.Millisecond)
+	case "expire":
+		s.passes = pick(t, "expiry", 30*time.Minute, 5*time.Minute, 3*time.Second)
 	case "pass time":
 		s.passes = pick(t, "time", time.Millisecond, 120*time.Millisecond, 3*time.Second, time.Minute)
 	}
@@ -233,6 +242,7 @@ func TestMetamorphic(t *testing.T) {
 		"commits", "conflicts", "too old", "refused", "invalid", "bulk loads", "collections", "versions collected", "settled",
 		"late copies", "secondaries kept", "cells from the cache", "timestamps reused", "timestamps asked ahead", "locks passed", "reads in batches",
 		"locks found", "collections held back", "reruns", "reads of the latest state", "stale snapshots behind them",
+		"later pages", "cells of several tables", "expiries set",
 	} {
 		if counts.n[what] == 0 {
 			t.Errorf("no history had %s", what)

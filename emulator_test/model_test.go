@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
@@ -41,6 +42,8 @@ type modelView struct {
 	table modelTable
 	at    tso.Timestamp
 	own   modelTable // one version of each cell
+	// expiries are how long the values of a family last, if not without limit.
+	expiries map[string]time.Duration
 }
 
 func (v modelView) cell(row string, c txn.Column) (modelVersion, bool) {
@@ -50,6 +53,10 @@ func (v modelView) cell(row string, c txn.Column) (modelVersion, bool) {
 	versions := v.table[row][c]
 	for i := len(versions) - 1; i >= 0; i-- {
 		if versions[i].at <= v.at {
+			after := v.expiries[c.Family]
+			if after > 0 && int64(v.at)-int64(versions[i].shown) >= after.Microseconds() {
+				break
+			}
 			return versions[i], !versions[i].gone
 		}
 	}
