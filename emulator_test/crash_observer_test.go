@@ -35,14 +35,14 @@ func (f oneSweep) Find(ctx context.Context, s notify.Search) error {
 
 // observing returns a worker. Its observer keeps in the same row a list of the changes
 // that it ran for, and a copy in another table.
-func observing(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
+func observing(t *testing.T, c *txn.Client, of txn.Column, cfg notify.Config) *notify.Worker {
 	t.Helper()
 	cfg.NoHints, cfg.NoLocks = true, true
 	w, err := notify.NewWorker(c, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = w.Handle("count", "left", txn.Column{Family: "f", Qualifier: "in"}, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+	err = w.Handle("count", "left", of, notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		seen, _, err := tx.Table("left").Get(ctx, cell.Row, "f", "seen")
 		if err != nil {
 			return err
@@ -62,22 +62,26 @@ func observing(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 // run. Other workers take over. In the end the change was observed, with one committed
 // effect in both tables.
 func TestCrashOfObserver(t *testing.T) {
+	in := txn.Column{Family: "f", Qualifier: "in"}
 	for _, tc := range []struct {
 		name    string
+		of      txn.Column
 		workers int
 		resolve bool // an operator resolves the locks first
 	}{
-		{"another worker", 1, false},
-		{"two workers at once", 2, false},
-		{"an operator, then a worker", 1, true},
+		{"another worker", in, 1, false},
+		{"two workers at once", in, 2, false},
+		{"an operator, then a worker", in, 1, true},
+		{"another worker, of a prefix", txn.Pattern("f", "i"), 1, false},
+		{"two workers at once, of a prefix", txn.Pattern("f", "i"), 2, false},
 	} {
-		t.Run(tc.name, func(t *testing.T) { observersKilled(t, tc.workers, tc.resolve) })
+		t.Run(tc.name, func(t *testing.T) { observersKilled(t, tc.of, tc.workers, tc.resolve) })
 	}
 }
 
-func observersKilled(t *testing.T, workers int, resolve bool) {
+func observersKilled(t *testing.T, of txn.Column, workers int, resolve bool) {
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
-		if err := changes.RegisterObserver(t.Context(), a, "left", txn.Column{Family: "f", Qualifier: "in"}, "count", false); err != nil {
+		if err := changes.RegisterObserver(t.Context(), a, "left", of, "count", false); err != nil {
 			t.Fatal(err)
 		}
 		change := func(row string) string {
@@ -96,7 +100,7 @@ func observersKilled(t *testing.T, workers int, resolve bool) {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				done := make(chan struct{}, 1)
-				w := observing(t, c, notify.Config{Concurrency: 1, Finder: oneSweep{row}, DrainTimeout: time.Second, OnEvent: func(notify.Event) {
+				w := observing(t, c, of, notify.Config{Concurrency: 1, Finder: oneSweep{row}, DrainTimeout: time.Second, OnEvent: func(notify.Event) {
 					select {
 					case done <- struct{}{}:
 					default:
@@ -139,7 +143,7 @@ func observersKilled(t *testing.T, workers int, resolve bool) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, workers)
 		for i := range workers {
-			other := observing(t, []*txn.Client{b, a}[i], notify.Config{Finder: &notify.Scanner{MinInterval: 10 * time.Millisecond}})
+			other := observing(t, []*txn.Client{b, a}[i], of, notify.Config{Finder: &notify.Scanner{MinInterval: 10 * time.Millisecond}})
 			go func() { done <- other.Run(ctx) }()
 		}
 		if _, err := notify.Wait(ctx, a, notify.WaitConfig{}); err != nil {

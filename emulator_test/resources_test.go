@@ -266,7 +266,7 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 		"a worker that is cancelled": func(ctx context.Context) error {
 			ctx, cancel := context.WithCancel(ctx)
 			events := make(chan struct{}, 100)
-			w := observing(t, client, notify.Config{Finder: &notify.Scanner{MinInterval: time.Millisecond}, OnEvent: func(notify.Event) {
+			w := observing(t, client, txn.Column{Family: "f", Qualifier: "in"}, notify.Config{Finder: &notify.Scanner{MinInterval: time.Millisecond}, OnEvent: func(notify.Event) {
 				select {
 				case events <- struct{}{}:
 				default:
@@ -279,7 +279,7 @@ func TestNoLeaksOfWorkersAndOracles(t *testing.T) {
 			return <-done
 		},
 		"a worker that is stopped before it registers": func(ctx context.Context) error {
-			w := observing(t, client, notify.Config{})
+			w := observing(t, client, txn.Column{Family: "f", Qualifier: "in"}, notify.Config{})
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
 			return w.Run(ctx)

@@ -12,7 +12,7 @@ import (
 // backfillBatch is how many cells Backfill notifies with one request.
 const backfillBatch = 500
 
-// Backfill notifies every cell of a table's column that has a value, in the rows rs (nil:
+// Backfill notifies every cell of a table's column, or of a pattern, that has a value, in the rows rs (nil:
 // all rows), and returns how many it notified. Use it after you have registered an
 // observer for a column with data. An observer that has acknowledged a cell's newest
 // change does not run again.
@@ -43,14 +43,22 @@ func Backfill(ctx context.Context, client *txn.Client, table string, column txn.
 		batch = batch[:0]
 		return nil
 	}
-	for row, err := range snapshot.Table(table).ReadRows(ctx, rs, txn.Columns(column)) {
+	what := txn.Columns(column)
+	if column.IsPattern() {
+		what = txn.Qualifiers(column.RealFamily(), column.Qualifier, txn.PrefixEnd(column.Qualifier))
+	}
+	for row, err := range snapshot.Table(table).ReadRows(ctx, rs, what, txn.KeysOnly()) {
 		if err != nil {
 			return cells, err
 		}
-		batch = append(batch, txn.Cell{Table: table, Row: row.Key(), Family: column.Family, Qualifier: column.Qualifier})
-		if len(batch) == backfillBatch {
-			if err := send(); err != nil {
-				return cells, err
+		for family, items := range row {
+			for _, item := range items {
+				batch = append(batch, txn.Cell{Table: table, Row: row.Key(), Family: family, Qualifier: item.Column[len(family)+1:]})
+				if len(batch) == backfillBatch {
+					if err := send(); err != nil {
+						return cells, err
+					}
+				}
 			}
 		}
 	}

@@ -68,7 +68,7 @@ func (c *check) do(ctx, runs context.Context) (again time.Duration) {
 			again = r.again
 		}
 		if r.skip > 0 {
-			c.lane.skip(t.cell.Row, changes.OracleNow(w.client), r.skip)
+			c.lane.skip(t.cell, changes.OracleNow(w.client), r.skip)
 		}
 		if r.seen != nil {
 			results = append(results, r)
@@ -79,7 +79,7 @@ func (c *check) do(ctx, runs context.Context) (again time.Duration) {
 		}
 	}
 	if upTo := c.clear(results); upTo > 0 && len(results) == len(c.lane.handlers) {
-		c.lane.skip(t.cell.Row, upTo, registryMaxAge)
+		c.lane.skip(t.cell, upTo, registryMaxAge)
 	}
 	return again
 }

@@ -33,4 +33,6 @@ type Search struct {
 	Offer func(ctx context.Context, n changes.Notification, contended func()) (taken bool)
 	// Logger is never nil.
 	Logger *slog.Logger
+	// lane returns which cells wait for the same observers as a cell; nil: those of its column.
+	lane func(txn.Cell) target
 }

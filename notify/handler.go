@@ -105,6 +105,8 @@ func (h *handler) validate() error {
 	switch v := reflect.ValueOf(h.observer); {
 	case h.observer == nil:
 		return bad("the observer is nil")
+	case h.weak && h.target.column.IsPattern():
+		return bad("a pattern cannot take weak notifications: no transaction can write such columns")
 	case v.Kind() == reflect.Func && v.IsNil():
 		return bad("the observer is a nil function")
 	case h.concurrency <= 0:

@@ -16,20 +16,38 @@ type intake struct {
 	client    *txn.Client
 	logger    *slog.Logger
 	lanes     map[target]*lane
+	patterns  []target // of lanes, those with the longest prefixes first
 	orphans   *orphans
 	counters  *counters
 	telemetry *telemetry
 }
 
+// lane returns the lane of a cell; nil: no observer of the worker watches the cell.
+func (in *intake) lane(cell txn.Cell) *lane { return in.lanes[in.target(cell)] }
+
+// target returns the key of a cell's lane: its column, or else the longest pattern that it is in.
+// The lane has the handlers of all patterns that the cell is in. Without a lane, the table counts.
+func (in *intake) target(cell txn.Cell) target {
+	if to := targetOf(cell); in.lanes[to] != nil {
+		return to
+	}
+	for _, to := range in.patterns {
+		if to.contains(targetOf(cell)) {
+			return to
+		}
+	}
+	return target{table: cell.Table}
+}
+
 // offer is Search.Offer.
 func (in *intake) offer(ctx context.Context, n changes.Notification, contended func()) (taken bool) {
 	in.telemetry.scannedCell()
-	l := in.lanes[targetOf(n.Cell)]
+	l := in.lane(n.Cell)
 	if l == nil {
 		in.orphans.found(ctx, n)
 		return false
 	}
-	if l.busy(n.Cell.Row) || l.skipped(n) || l.allWaiting(n, changes.OracleNow(in.client)) {
+	if l.busy(n.Cell) || l.skipped(n) || l.allWaiting(n, changes.OracleNow(in.client)) {
 		return false
 	}
 	if !l.offer(ctx, task{cell: n.Cell, contended: contended}, true) {
@@ -42,7 +60,7 @@ func (in *intake) offer(ctx context.Context, n changes.Notification, contended f
 
 // hint takes the cell of a hint, if there is room for it.
 func (in *intake) hint(ctx context.Context, cell txn.Cell) (taken bool) {
-	l := in.lanes[targetOf(cell)]
+	l := in.lane(cell)
 	if l == nil || ctx.Err() != nil {
 		return false
 	}

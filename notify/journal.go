@@ -285,6 +285,9 @@ const maxOffers = 1000
 // goroutine. What does not fit is found again in the next turn.
 func (j *journal) offer(ctx context.Context, n changes.Notification) {
 	to := targetOf(n.Cell)
+	if j.search.lane != nil {
+		to = j.search.lane(n.Cell) // of a pattern, each cell may have another column
+	}
 	ch := j.offers[to]
 	if ch == nil {
 		ch = make(chan changes.Notification, maxOffers)

@@ -13,8 +13,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
-// A lane holds the cells of one column that wait for their observers, each cell once.
-// Each column has its own lane, so that slow observers do not delay other columns.
+// A lane holds the cells of one column, or of a pattern, that wait for their observers, each cell
+// once. Each column has its own lane, so that slow observers do not delay other columns.
 type lane struct {
 	handlers []*handler
 	width    int // cells that it checks at the same time
@@ -29,11 +29,11 @@ type lane struct {
 	later *timers
 
 	mu    sync.Mutex
-	cells map[string]cellState // by row
+	cells map[txn.Cell]cellState
 	// skips are cells in which this worker has nothing to do, although their
 	// notifications stay, for example for observers of other workers. Without skips,
 	// every sweep would check them again.
-	skips map[string]skip
+	skips map[txn.Cell]skip
 }
 
 // A skip says that a cell needs no check before until, unless it has a notification
@@ -74,30 +74,30 @@ func newLane(hs []*handler, concurrency, queue int, later *timers) *lane {
 	for _, h := range hs {
 		width = max(width, min(h.concurrency, concurrency))
 	}
-	return &lane{handlers: hs, width: width, later: later, queue: make(chan task, queue), found: make(chan task, width), cells: map[string]cellState{}, skips: map[string]skip{}}
+	return &lane{handlers: hs, width: width, later: later, queue: make(chan task, queue), found: make(chan task, width), cells: map[txn.Cell]cellState{}, skips: map[txn.Cell]skip{}}
 }
 
-// skip has the lane refuse a row's cell for d, unless it has a notification above upTo.
-func (l *lane) skip(row string, upTo tso.Timestamp, d time.Duration) {
+// skip has the lane refuse a cell for d, unless it has a notification above upTo.
+func (l *lane) skip(cell txn.Cell, upTo tso.Timestamp, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.skips) >= maxSkips {
 		clear(l.skips)
 	}
-	l.skips[row] = skip{upTo, time.Now().Add(d)}
+	l.skips[cell] = skip{upTo, time.Now().Add(d)}
 }
 
 // skipped reports whether a cell needs no check yet.
 func (l *lane) skipped(n changes.Notification) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s, ok := l.skips[n.Cell.Row]
+	s, ok := l.skips[n.Cell]
 	if !ok {
 		return false
 	}
 	newer := slices.ContainsFunc(n.Triggers, func(t format.NotifyCell) bool { return t.TS > s.upTo })
 	if newer || time.Now().After(s.until) {
-		delete(l.skips, n.Cell.Row)
+		delete(l.skips, n.Cell)
 		return false
 	}
 	return true
@@ -143,7 +143,7 @@ func (l *lane) offer(ctx context.Context, t task, wait bool) (accepted bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.cells, t.cell.Row)
+	delete(l.cells, t.cell)
 	return false
 }
 
@@ -169,11 +169,11 @@ func (l *lane) awaitRoom(ctx context.Context, t task) bool {
 func (l *lane) enter(t task, wait bool) (accepted, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch l.cells[t.cell.Row] {
+	switch l.cells[t.cell] {
 	case queued, runningAgain:
 		return true, false
 	case running:
-		l.cells[t.cell.Row] = runningAgain
+		l.cells[t.cell] = runningAgain
 		return true, false
 	}
 	queue := l.queue
@@ -191,15 +191,15 @@ func (l *lane) enter(t task, wait bool) (accepted, full bool) {
 		}
 		full = true
 	}
-	l.cells[t.cell.Row] = queued
+	l.cells[t.cell] = queued
 	return true, full
 }
 
 // busy reports whether this lane has queued the cell or is checking it.
-func (l *lane) busy(row string) bool {
+func (l *lane) busy(cell txn.Cell) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.cells[row] != 0
+	return l.cells[cell] != 0
 }
 
 // work checks cells until ctx ends. runs is the context of observers' runs, which ends
@@ -218,30 +218,30 @@ func (l *lane) work(ctx, runs context.Context) {
 
 func (l *lane) process(ctx, runs context.Context, t task) {
 	for {
-		l.set(t.cell.Row, running)
+		l.set(t.cell, running)
 		if again := l.check(ctx, runs, l, t); again > 0 {
 			l.later.after(again, func() { l.offer(ctx, task{cell: t.cell}, false) })
 		}
-		if l.leave(t.cell.Row) || ctx.Err() != nil {
+		if l.leave(t.cell) || ctx.Err() != nil {
 			return
 		}
 		t.contended = nil
 	}
 }
 
-func (l *lane) set(row string, s cellState) {
+func (l *lane) set(cell txn.Cell, s cellState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cells[row] = s
+	l.cells[cell] = s
 }
 
 // leave reports whether the cell was not offered again during its check.
-func (l *lane) leave(row string) bool {
+func (l *lane) leave(cell txn.Cell) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cells[row] == runningAgain {
+	if l.cells[cell] == runningAgain {
 		return false
 	}
-	delete(l.cells, row)
+	delete(l.cells, cell)
 	return true
 }

@@ -75,7 +75,7 @@ func TestLaneLosesNothing(t *testing.T) {
 			if checked[row] != offered[row] {
 				t.Errorf("row %d: the last check began after %d of %d offers", row, checked[row], offered[row])
 			}
-			if l.busy(fmt.Sprint(row)) {
+			if l.busy(txn.Cell{Row: fmt.Sprint(row)}) {
 				t.Errorf("row %d is still counted as busy", row)
 			}
 		}
@@ -133,19 +133,32 @@ func TestSkips(t *testing.T) {
 			}
 		}
 		skipped(false, 1)
-		l.skip("r", 7, time.Minute)
+		l.skip(txn.Cell{Row: "r"}, 7, time.Minute)
 		skipped(true, 5, 7)
 		skipped(true)
 		<-time.After(time.Minute)
 		skipped(true, 7)
 		<-time.After(1)
 		skipped(false, 7)
-		l.skip("r", 7, time.Minute)
+		l.skip(txn.Cell{Row: "r"}, 7, time.Minute)
 		skipped(false, 8, 7)
 		skipped(false, 7) // the skip has ended
-		l.skip("other", 7, time.Minute)
+		l.skip(txn.Cell{Row: "other"}, 7, time.Minute)
 		skipped(false, 7)
 	})
+}
+
+// TestCellsOfARow: a lane of a pattern keeps the cells of one row apart.
+func TestCellsOfARow(t *testing.T) {
+	l := newLane([]*handler{{concurrency: 1}}, 1, 2, nil)
+	for _, q := range []string{"a", "b", "a"} {
+		if !l.offer(t.Context(), task{cell: txn.Cell{Row: "r", Qualifier: q}}, false) {
+			t.Errorf("%s is refused", q)
+		}
+	}
+	if n := len(l.queue); n != 2 {
+		t.Errorf("%d cells wait, want 2", n)
+	}
 }
 
 // TestRoomOfALane: a finder waits for room for a while, once. After that its cells join the hints,
@@ -161,7 +174,7 @@ func TestRoomOfALane(t *testing.T) {
 			if got := l.offer(ctx, task{cell: txn.Cell{Row: row}}, finder); got != want || time.Since(began) != wait {
 				t.Errorf("%s: accepted %t after %v, want %t after %v", row, got, time.Since(began), want, wait)
 			}
-			if l.busy(row) != want {
+			if l.busy(txn.Cell{Row: row}) != want {
 				t.Errorf("%s is queued: %t", row, !want)
 			}
 		}
@@ -201,7 +214,7 @@ func TestBoundedMemory(t *testing.T) {
 	var later timers
 	l := newLane(nil, 1, 1, &later)
 	for i := range maxSkips + 10 {
-		l.skip(fmt.Sprint(i), 1, time.Hour)
+		l.skip(txn.Cell{Row: fmt.Sprint(i)}, 1, time.Hour)
 	}
 	if n := len(l.skips); n > maxSkips {
 		t.Errorf("the lane keeps %d skips, want at most %d", n, maxSkips)

@@ -33,7 +33,7 @@ type registry struct {
 	read time.Time
 	// asOf is an oracle timestamp from before the registry was read.
 	asOf     tso.Timestamp
-	observed map[txn.Column]bool
+	observed []changes.ObservedColumn
 }
 
 // registryMaxAge is how long orphans uses a registry before it reads it again.
@@ -42,7 +42,10 @@ const registryMaxAge = time.Minute
 // found removes a notification if its column has no registered observer.
 func (o *orphans) found(ctx context.Context, n changes.Notification) {
 	r, ok := o.registry(ctx, n.Cell.Table)
-	if !ok || r.observed[n.Cell.Column()] {
+	if !ok {
+		return
+	}
+	if _, ok := changes.Watching(r.observed, n.Cell.Table, n.Cell.Column()); ok {
 		return
 	}
 	cleared := changes.Cleared{Cell: n.Cell, UpTo: r.asOf}
@@ -72,10 +75,7 @@ func (o *orphans) registry(ctx context.Context, table string) (registry, bool) {
 		o.logger.DebugContext(ctx, "reading the registry of observers failed", "table", table, "error", err)
 		return registry{}, false
 	}
-	r := registry{read: time.Now(), asOf: asOf, observed: map[txn.Column]bool{}}
-	for _, col := range columns {
-		r.observed[col.Column] = true
-	}
+	r := registry{read: time.Now(), asOf: asOf, observed: columns}
 	o.known[table] = r
 	return r, true
 }

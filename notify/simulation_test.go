@@ -44,11 +44,23 @@ const (
 	collection = 10 * time.Minute // retention
 )
 
-var hot, adopted = columnOf("docs", "d", "hot"), columnOf("old", "d", "in")
+var hot, adopted, second = columnOf("docs", "d", "hot"), columnOf("old", "d", "in"), columnOf("docs", "d", "in/2")
 
 // watched are the observers of a history. Two watch the same column, one is fed by one of
-// them, one is for weak notifications, and one is for a table that is adopted on the way.
-var watched = map[string]column{"a": input, "b": input, "m": middle, "w": hot, "o": adopted}
+// them, one is for weak notifications, one is for a table that is adopted on the way, and one
+// watches a prefix that the column of two others is in.
+var watched = map[string]column{"a": input, "b": input, "m": middle, "w": hot, "o": adopted, "p": patternOf("in")}
+
+// observerIDs are the keys of watched, in a fixed order.
+var observerIDs = []string{"a", "b", "m", "w", "o", "p"}
+
+// columnsOf are the columns that an observer watches.
+func columnsOf(id string) []column {
+	if watched[id].IsPattern() {
+		return []column{input, second}
+	}
+	return []column{watched[id]}
+}
 
 // A simulation is one short history of observers: writers, workers, operators and a
 // collector, whose requests get lost, late and doubled, and most of which die. It keeps
@@ -113,7 +125,7 @@ func drawMix(rnd *rand.Rand) mix {
 	for i := range 1 + rnd.IntN(10) {
 		m.rows = append(m.rows, fmt.Sprintf("r%d", i))
 	}
-	for _, id := range []string{"a", "b", "m", "w", "o"} {
+	for _, id := range observerIDs {
 		m.failing[id] = max(0, rnd.IntN(160)-80)
 	}
 	for i := range m.actions {
@@ -246,6 +258,9 @@ func (s *simulation) write(ctx context.Context, c *txn.Client) {
 			for range 1 + s.intn(2) {
 				row, col := s.row(), input
 				s.mu.Lock()
+				if s.rnd.IntN(4) == 0 {
+					col = second
+				}
 				if s.adopted && s.rnd.IntN(4) == 0 {
 					col = adopted
 				}
@@ -321,7 +336,7 @@ func (s *simulation) observe(id string) notify.ObserverFunc {
 		}
 		trigger := notify.TriggerOf(ctx)
 		change := trigger.ChangeTS
-		tx.Table("effects").Set(fmt.Sprintf("%s/%s/%d/%d", id, cell, change, tx.StartTS()), "e", "x", fmt.Appendf(nil, "%s %s %d %d %s %d %s", id, cell.Row, change, tx.StartTS(), seen, trigger.Acks[id], previous))
+		tx.Table("effects").Set(fmt.Sprintf("%s/%s/%d/%d", id, cell, change, tx.StartTS()), "e", "x", fmt.Appendf(nil, "%s %s %s %d %d %s %d %s", id, cell.Row, cell.Qualifier, change, tx.StartTS(), seen, trigger.Acks[id], previous))
 		switch {
 		case id == "a":
 			tx.Table("docs").Set(cell.Row, "d", "mid", nil)
@@ -372,7 +387,7 @@ func (s *simulation) work(ctx context.Context, c *txn.Client) {
 		cfg.Finder = &repeater{s: s}
 	}
 	var ids []string
-	for _, id := range []string{"a", "b", "m", "w", "o"} {
+	for _, id := range observerIDs {
 		// From here on the observer is owed something. Run registers it too, nobody knows when.
 		if s.intn(4) > 0 && s.exists(watched[id]) && s.register(ctx, id) == nil {
 			ids = append(ids, id)
@@ -469,16 +484,17 @@ func (s *simulation) letters(ctx context.Context, c *txn.Client) (all []changes.
 func (s *simulation) operate(ctx context.Context, c *txn.Client) {
 	for s.next(ctx, s.mix.operates) {
 		octx, cancel := context.WithTimeout(ctx, time.Minute)
-		id := []string{"a", "b", "m", "w", "o"}[s.intn(5)]
+		id := observerIDs[s.intn(len(observerIDs))]
+		cell := cellIn(columnsOf(id)[s.intn(len(columnsOf(id)))], s.row())
 		var err error
 		what := ""
 		switch s.action() {
 		case 0:
 			what, err = "backfills", s.backfill(octx, c, watched[id])
 		case 1:
-			what, err = "notifications", s.notify(octx, c, cellIn(watched[id], s.row()))
+			what, err = "notifications", s.notify(octx, c, cell)
 		case 2:
-			what, err = "parks", s.park(octx, c, id, cellIn(watched[id], s.row()))
+			what, err = "parks", s.park(octx, c, id, cell)
 		case 3:
 			for _, d := range s.letters(octx, c) {
 				if s.intn(2) == 0 {
@@ -617,7 +633,7 @@ func simulate(t *testing.T, seed uint64) (counts map[string]int) {
 		s.plainTable()
 		ctx, cancel := context.WithTimeout(t.Context(), 72*time.Hour)
 		defer cancel()
-		for _, id := range []string{"a", "b", "m", "w"} {
+		for _, id := range []string{"a", "b", "m", "w", "p"} {
 			if s.intn(4) > 0 {
 				if err := s.register(ctx, id); err != nil {
 					t.Fatal(err)
@@ -693,7 +709,7 @@ func (s *simulation) settle(ctx context.Context) {
 		}
 	}
 	var ids []string
-	for _, id := range []string{"a", "b", "m", "w", "o"} {
+	for _, id := range observerIDs {
 		if s.exists(watched[id]) {
 			ids = append(ids, id)
 		}
@@ -750,12 +766,12 @@ func (s *simulation) effects(ctx context.Context) map[promise]map[tso.Timestamp]
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		var id, name, seen, previous string
+		var id, name, qualifier, seen, previous string
 		var change, start, ack tso.Timestamp
-		if _, err := fmt.Sscanf(string(row["e"][0].Value), "%s %s %d %d %s %d %s", &id, &name, &change, &start, &seen, &ack, &previous); err != nil {
+		if _, err := fmt.Sscanf(string(row["e"][0].Value), "%s %s %s %d %d %s %d %s", &id, &name, &qualifier, &change, &start, &seen, &ack, &previous); err != nil {
 			s.t.Fatal(err)
 		}
-		p := promise{id, cellIn(watched[id], name)}
+		p := promise{id, cellIn(columnOf(watched[id].table, watched[id].RealFamily(), qualifier), name)}
 		if key := fmt.Sprintf("%v %d", p, change); changes[key] {
 			s.t.Errorf("observer %s committed two effects of change %d of %s", id, change, p.cell)
 		} else {
@@ -797,25 +813,20 @@ func (s *simulation) check(ctx context.Context) {
 		s.t.Fatal(err)
 	}
 	defer tx.Rollback()
-	for id, col := range watched {
-		for _, row := range s.mix.rows {
-			if s.since[id].IsZero() {
-				continue
-			}
-			p := promise{id, cellIn(col, row)}
-			o, err := changes.Observe(ctx, tx, p.cell)
-			if err != nil {
-				s.t.Fatal(err)
-			}
-			ack := o.Acks[id]
-			_, ran := runs[p][ack]
-			_, dropped := s.drops[p][ack]
-			if ack > 0 && !ran && !dropped {
-				s.t.Errorf("observer %s acknowledged %s at %d without a run", id, p.cell, ack)
-			}
-			if want, why := s.owed(p, o); want > ack {
-				s.t.Errorf("LOST: observer %s has acknowledged %s up to %d, and not the change at %d (%s); the newest that is stored is %d", id, p.cell, ack, want, why, o.ChangeTS)
-			}
+	for _, p := range s.promises() {
+		id := p.observer
+		o, err := changes.Observe(ctx, tx, p.cell)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		ack := o.Acks[id]
+		_, ran := runs[p][ack]
+		_, dropped := s.drops[p][ack]
+		if ack > 0 && !ran && !dropped {
+			s.t.Errorf("observer %s acknowledged %s at %d without a run", id, p.cell, ack)
+		}
+		if want, why := s.owed(p, o); want > ack {
+			s.t.Errorf("LOST: observer %s has acknowledged %s up to %d, and not the change at %d (%s); the newest that is stored is %d", id, p.cell, ack, want, why, o.ChangeTS)
 		}
 	}
 	for _, table := range tables {
@@ -832,6 +843,20 @@ func (s *simulation) check(ctx context.Context) {
 	for _, d := range s.letters(ctx, s.env.Client) {
 		s.t.Errorf("left: %+v", d)
 	}
+}
+
+// promises are all that the registered observers are owed something for.
+func (s *simulation) promises() (all []promise) {
+	for _, id := range observerIDs {
+		for _, col := range columnsOf(id) {
+			for _, row := range s.mix.rows {
+				if !s.since[id].IsZero() {
+					all = append(all, promise{id, cellIn(col, row)})
+				}
+			}
+		}
+	}
+	return all
 }
 
 // owed returns the newest change that an observer must have seen, and why.
@@ -868,7 +893,7 @@ func (s *simulation) owed(p promise, o *changes.Observation) (want tso.Timestamp
 		case newest > r.ts || newest != o.ChangeTS || !s.present(p.cell):
 		case r.cell == p.cell:
 			add(newest, r.began, "notified")
-		case r.of.table == p.cell.Table && r.of.Column == p.cell.Column():
+		case r.of.table == p.cell.Table && r.of.Column.Matches(p.cell.Column()):
 			add(newest, r.began, "backfilled")
 		}
 	}

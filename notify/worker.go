@@ -66,9 +66,9 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Handle adds an observer of a table's column. Call it before Run, which registers the
-// observer in the table's schema record. A column without qualifier is the one with the
-// empty qualifier, not the whole family. The id names the observer in the store: it must
+// Handle adds an observer of a table's column, or of all columns of a [txn.Pattern]. Call it
+// before Run, which registers the observer in the table's schema record. A column without
+// qualifier is the one with the empty qualifier, not the whole family. The id names the observer in the store: it must
 // stay the same from one release to the next, and differ from the ids of the table's
 // other observers. It has 1 to 100 bytes, without spaces, slashes, colons and percent
 // signs.
@@ -275,7 +275,17 @@ func (w *Worker) start(ctx, runs context.Context) *intake {
 	w.later.open()
 	w.shared = share(w.cfg.Concurrency, w.all())
 	in := &intake{client: w.client, logger: w.cfg.Logger, lanes: map[target]*lane{}, orphans: w.orphans, counters: &w.counters, telemetry: &w.telemetry}
-	for to, hs := range w.handlers {
+	for to := range w.handlers {
+		var hs []*handler
+		for other, more := range w.handlers {
+			if other.contains(to) {
+				hs = append(hs, more...)
+			}
+		}
+		slices.SortFunc(hs, func(a, b *handler) int { return strings.Compare(a.id, b.id) })
+		if to.column.IsPattern() {
+			in.patterns = append(in.patterns, to)
+		}
 		l := newLane(hs, w.cfg.Concurrency, w.cfg.Queue, &w.later)
 		l.check = func(ctx, runs context.Context, l *lane, t task) time.Duration {
 			return (&check{w, l, t}).do(ctx, runs)
@@ -285,6 +295,7 @@ func (w *Worker) start(ctx, runs context.Context) *intake {
 			w.lanes.Go(func() { l.work(ctx, runs) })
 		}
 	}
+	slices.SortFunc(in.patterns, func(a, b target) int { return len(b.column.Qualifier) - len(a.column.Qualifier) })
 	w.cleaner.start(runs)
 	return in
 }
@@ -295,7 +306,7 @@ const findPause = time.Second
 // find runs the finder until ctx ends. After an error it starts the finder again, except
 // after errors that would come again.
 func (w *Worker) find(ctx context.Context, in *intake) {
-	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.cfg.Logger}
+	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.cfg.Logger, lane: in.target}
 	for ctx.Err() == nil {
 		err := w.cfg.Finder.Find(ctx, s)
 		switch {

@@ -19,6 +19,11 @@ type (
 	Status = format.Status
 )
 
+// Pattern returns the column that stands for all columns of a family whose qualifiers begin with
+// prefix, or for the whole family if prefix is empty. Only observers can be registered for it
+// (package notify); reads have [Qualifiers].
+func Pattern(family, prefix string) Column { return format.Pattern(family, prefix) }
+
 // The outcomes of a transaction, as [Client.Settle] returns them.
 const (
 	StateCommitted  = format.StateCommitted

@@ -267,7 +267,8 @@ func (ck *checker) isPending(h *history, columns map[format.Column]*history) boo
 	if n := len(h.records); n == 0 || h.records[n-1].CommitTS != h.notify {
 		return false
 	}
-	for _, id := range s.Observed[h.cell.Column()].Observers {
+	r, _ := s.Registration(h.cell.Column())
+	for _, id := range r.Observers {
 		var acked tso.Timestamp
 		if a := columns[format.AckColumn(h.cell.Column(), id)]; a != nil {
 			for _, r := range a.records {

@@ -90,7 +90,8 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	})
 }
 
-// describe fills in the schema record of spec. Columns keep their observers.
+// describe fills in the schema record of spec. Columns keep their observers, and
+// patterns stay.
 func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) error {
 	switch {
 	case record.FormatVersion == 0:
@@ -98,13 +99,13 @@ func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) 
 	case record.Journal == recordpb.Journal_JOURNAL_NONE:
 		record.Journal = recordpb.Journal_JOURNAL_LATER
 	}
-	record.FormatVersion = format.Version
+	defer store.SetSchemaVersion(record)
 	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == format.AckFamily })
 	if spec.Observed == nil {
 		return nil
 	}
 	old := record.Observed
-	record.Observed = nil
+	record.Observed = slices.DeleteFunc(slices.Clone(old), func(o *recordpb.ObservedColumn) bool { return !store.ColumnOf(o).IsPattern() })
 	for _, c := range spec.Observed {
 		if !slices.Contains(record.Families, c.Family) {
 			return fmt.Errorf("admin: table %q: %w: observed column %s is in a family the table does not have", spec.Name, format.ErrSchema, c)

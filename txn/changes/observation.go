@@ -129,7 +129,7 @@ func Observe(ctx context.Context, tx *txn.Txn, cell format.Cell) (*Observation, 
 	if err != nil {
 		return nil, err
 	}
-	column := s.Observed[cell.Column()]
+	column, _ := s.Registration(cell.Column())
 	o := &Observation{Cell: cell, StartTS: t.StartTS(), Weak: column.Weak, Observers: slices.Clone(column.Observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]format.Failure{}}
 	slices.Sort(o.Observers)
 	ctx, end := t.Observing(ctx, cell.Table)

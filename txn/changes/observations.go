@@ -100,11 +100,15 @@ func readObserved(ctx context.Context, c *recovery.Resolver, t *store.Table, s *
 
 // observedState matches the state of the observed columns and their
 // acknowledgments, without the users' values. If naming the columns takes more
-// than Bigtable's limit of a filter, it matches whole families.
+// than Bigtable's limit of a filter, or if there are patterns, it matches whole families.
 func observedState(s *store.Schema, asOf tso.Timestamp) bigtable.Filter {
 	var locks, writes, acks, plain []bigtable.Filter
 	cost := 0
 	for col, o := range s.Observed {
+		if col.IsPattern() {
+			cost = store.FilterBudget + 1
+			break
+		}
 		cols := []format.Column{col}
 		for _, id := range o.Observers {
 			ack := format.AckColumn(col, id)
@@ -138,7 +142,7 @@ func observedState(s *store.Schema, asOf tso.Timestamp) bigtable.Filter {
 // observedState.
 func newObservation(ctx context.Context, c *recovery.Resolver, t *store.Table, s *store.Schema, n Notification, raw bigtable.Row, asOf tso.Timestamp) (Observation, error) {
 	col := n.Cell.Column()
-	observed := s.Observed[col]
+	observed, _ := s.Registration(col)
 	o := Observation{
 		Cell: n.Cell, StartTS: asOf, Weak: observed.Weak, Observers: slices.Sorted(slices.Values(observed.Observers)),
 		Acks: map[string]tso.Timestamp{}, Triggers: n.Triggers, Failures: n.Failures,

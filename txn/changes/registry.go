@@ -19,7 +19,8 @@ import (
 // says which. Nothing was changed.
 var ErrRegistration = errors.New("observer registration")
 
-// An ObservedColumn is a column whose commits set a notify cell.
+// An ObservedColumn is a column whose commits set a notify cell, or a pattern of such columns
+// ([txn.Pattern]).
 type ObservedColumn struct {
 	Table  string
 	Column format.Column
@@ -49,7 +50,20 @@ func ObservedColumns(ctx context.Context, client *txn.Client, table string) ([]O
 	return all, nil
 }
 
-// RegisterObserver adds an observer to a column. To register it again is
+// Watching returns the observers of a column among those of its table: those that are registered
+// for the column, and those for patterns that it is in. ok is false if it is not observed.
+func Watching(all []ObservedColumn, table string, column format.Column) (o ObservedColumn, ok bool) {
+	o = ObservedColumn{Table: table, Column: column}
+	for _, other := range all {
+		if other.Table == table && other.Column.Matches(column) {
+			o.Observers, o.Weak, ok = append(o.Observers, other.Observers...), o.Weak || other.Weak, true
+		}
+	}
+	slices.Sort(o.Observers)
+	return o, ok
+}
+
+// RegisterObserver adds an observer to a column, or to all columns of a [txn.Pattern]. To register it again is
 // harmless. An id belongs to one column of a table. A column has either strong
 // notifications, which commits set, or weak ones (see txn.Table.Notify). A
 // registration that contradicts this fails with ErrRegistration.
@@ -64,19 +78,23 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 		return err
 	}
 	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
-		if !slices.Contains(m.Families, col.Family) {
-			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.Family, strings.Join(m.Families, ", "))
+		if !slices.Contains(m.Families, col.RealFamily()) {
+			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.RealFamily(), strings.Join(m.Families, ", "))
 		}
 		var entry *recordpb.ObservedColumn
 		for _, o := range m.Observed {
 			switch here := store.ColumnOf(o); {
 			case here == col:
 				entry = o
+			case (weak || o.Weak) && (here.Matches(col) || col.Matches(here)):
+				return fmt.Errorf("changes: observer %s of column %s in table %q: %w: a pattern cannot contain a column for weak notifications, and %s is registered for %s ones", observer, col, table, ErrRegistration, here, strength(o.Weak))
 			case slices.Contains(o.Observers, observer):
 				return fmt.Errorf("changes: observer %s of column %s in table %q: %w: it is registered for column %s: use another id, or remove that registration first (changes.UnregisterObserver, percctl observer remove)", observer, col, table, ErrRegistration, here)
 			}
 		}
 		switch {
+		case weak && col.IsPattern():
+			return format.Invalidf("observer %s: a pattern (%s) cannot take weak notifications: no transaction can write such columns", observer, col)
 		case entry == nil:
 			entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
 			m.Observed = append(m.Observed, entry)
@@ -97,7 +115,7 @@ func CheckRegistration(table string, column format.Column, observer string) erro
 	if table == "" {
 		return format.Invalidf("empty table name")
 	}
-	if err := format.CheckColumn(column); err != nil {
+	if err := format.CheckColumn(format.Column{Family: column.RealFamily(), Qualifier: column.Qualifier}); err != nil {
 		return err
 	}
 	if err := format.CheckObserver(observer); err != nil {

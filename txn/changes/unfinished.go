@@ -95,7 +95,7 @@ func unfinishedRow(ctx context.Context, c *recovery.Resolver, t *store.Table, s 
 		if err != nil {
 			return nil, err
 		}
-		if len(s.Observed[cell.Column()].Observers) > 0 {
+		if r, _ := s.Registration(cell.Column()); len(r.Observers) > 0 {
 			found = append(found, Unfinished{Cell: cell, TS: tso.FromCell(item.Timestamp)})
 		}
 	}

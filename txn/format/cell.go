@@ -36,6 +36,21 @@ func (c Column) String() string { return c.Family + ":" + escape(c.Qualifier, tr
 // §3). [SplitColumn] is the inverse.
 func (c Column) Key() string { return c.Family + ":" + c.Qualifier }
 
+// IsPattern reports whether c stands for several columns.
+func (c Column) IsPattern() bool { return strings.HasSuffix(c.Family, "*") }
+
+// RealFamily returns the family of a column or of a pattern.
+func (c Column) RealFamily() string { return strings.TrimSuffix(c.Family, "*") }
+
+// Matches reports whether c is the column other, or a pattern that other is in. A pattern is in
+// another one if all its columns are.
+func (c Column) Matches(other Column) bool {
+	if !c.IsPattern() {
+		return c == other
+	}
+	return c.RealFamily() == other.RealFamily() && strings.HasPrefix(other.Qualifier, c.Qualifier)
+}
+
 // SplitColumn returns the column with the given [Column.Key]. ok is false if key has no
 // family. A family's name contains no colon, so the first one ends it.
 func SplitColumn(key string) (c Column, ok bool) {

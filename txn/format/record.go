@@ -282,8 +282,11 @@ func unmarshal(m versioned, cell Cell, family string, ts tso.Timestamp, value []
 // [ErrFormatVersion] if it has a later one.
 func CheckVersion(m interface{ GetFormatVersion() uint32 }, name string) error {
 	known := uint32(Version)
-	if _, ok := m.(*recordpb.Lock); ok {
+	switch m.(type) {
+	case *recordpb.Lock:
 		known = passableVersion
+	case *recordpb.TableSchema:
+		known = PatternVersion
 	}
 	switch v := m.GetFormatVersion(); {
 	case v == 0:

@@ -63,7 +63,7 @@ type Ignored map[tso.Timestamp]bool
 //
 // The values in the result share the memory of raw, and Evaluate replaces their timestamps
 // there by commit timestamps. So a row can be evaluated again only if the first result had
-// Locks. Evaluate waits if the client has to learn of expiries first.
+// Locks. Evaluate waits if the client has to read expiries first.
 func Evaluate(ctx context.Context, t *store.Table, raw bigtable.Row, sel store.Selection, readTS tso.Timestamp, ignored Ignored) (e Evaluation, err error) {
 	key := raw.Key()
 	if e.keysOnly = sel.KeysOnly; sel.First > 0 {

@@ -28,13 +28,13 @@ func CheckNotifiable(ctx context.Context, s *Store, cell format.Cell, weak bool)
 	if err != nil {
 		return err
 	}
-	registration, ok := schema.Observed[cell.Column()]
+	registration, ok := schema.Registration(cell.Column())
 	if !ok || (weak && !registration.Weak) {
 		// The observer may have been registered after the schema was read.
 		if schema, err = t.Schema.Newer(ctx, schema); err != nil {
 			return err
 		}
-		registration, ok = schema.Observed[cell.Column()]
+		registration, ok = schema.Registration(cell.Column())
 	}
 	switch {
 	case !ok:

@@ -36,8 +36,9 @@ const (
 type Schema struct {
 	// Families are the user's families and the acknowledgment family.
 	Families []string
-	// Observed are the columns that have observers.
+	// Observed are the columns and patterns that have observers.
 	Observed map[format.Column]Registration
+	patterns []format.Column // of Observed
 	// Indexes are the indexes that commits have to maintain.
 	Indexes []Index
 	// Expiries say how long values last.
@@ -93,7 +94,18 @@ func (s *Schema) HasFamily(f string) bool { return slices.Contains(s.Families, f
 // IsObserved reports whether a commit of the column sets its notify cell.
 func (s *Schema) IsObserved(c format.Column) bool {
 	_, ok := s.Observed[c]
-	return ok
+	return ok || slices.ContainsFunc(s.patterns, func(p format.Column) bool { return p.Matches(c) })
+}
+
+// Registration returns the observers of a column: its own, and those of the patterns that it is in.
+func (s *Schema) Registration(c format.Column) (r Registration, ok bool) {
+	r, ok = s.Observed[c]
+	for _, p := range s.patterns {
+		if p.Matches(c) {
+			r.Observers, ok = slices.Concat(r.Observers, s.Observed[p].Observers), true
+		}
+	}
+	return r, ok
 }
 
 // noFamily is the error of a read or write of a family that the table does not have.
@@ -143,6 +155,16 @@ func (s *Schema) CheckWrite(table string, w *Write, keeps []string) error {
 	}
 	if w.Kind != format.KindLock && s.Observed[w.Cell.Column()].Weak {
 		return fmt.Errorf("percolator: write of %s: %w: the column is for weak notifications: transactions can notify it, but not write it", w.Cell, format.ErrSchema)
+	}
+	for _, p := range s.patterns {
+		if w.Kind == format.KindLock || !p.Matches(w.Cell.Column()) {
+			continue
+		}
+		for _, id := range s.Observed[p].Observers {
+			if key := format.AckColumn(w.Cell.Column(), id); len(key.Key()) > format.MaxColumnKey {
+				return format.Limitf("write of %s: the acknowledgment column of observer %s, which watches %s, would have %d bytes; %d are allowed", w.Cell, id, p, len(key.Key()), format.MaxColumnKey)
+			}
+		}
 	}
 	for _, i := range s.Indexes {
 		if w.Kind != format.KindLock && slices.Contains(i.Columns, w.Cell.Column()) && !slices.Contains(keeps, i.Entries) {
@@ -356,7 +378,7 @@ func (src *SchemaSource) Journaled() bool { return src.Journal() != recordpb.Jou
 func (src *SchemaSource) Journal() recordpb.Journal { return src.latest.Load().Journal }
 
 // FreshExpiries returns expiries that are at most Config.SchemaMaxAge old. The answer to a read
-// needs that: an idle client would show values that others do not show any more, and that
+// needs that: an idle client would show values that other clients do not show any more, and that
 // garbage collection removes. Unlike a commit, a read does not need the families to be verified.
 func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 	fresh := func() (*Schema, bool) {
@@ -426,7 +448,11 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	}
 	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal}
 	for _, o := range m.Observed {
-		s.Observed[ColumnOf(o)] = Registration{o.Observers, o.Weak}
+		c := ColumnOf(o)
+		s.Observed[c] = Registration{o.Observers, o.Weak}
+		if c.IsPattern() {
+			s.patterns = append(s.patterns, c)
+		}
 	}
 	for _, i := range m.Indexes {
 		s.Indexes = append(s.Indexes, IndexOf(i))
@@ -487,6 +513,15 @@ func CheckPolicy(table string, f bigtable.FamilyInfo) error {
 	return fmt.Errorf("percolator: table %q, family %s: %w: Bigtable's garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, format.ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
 }
 
+// SetSchemaVersion sets the format version of a record. If columns are observed by patterns it is 2,
+// so that clients of earlier releases refuse the table. They would commit without notifications.
+func SetSchemaVersion(m *recordpb.TableSchema) {
+	m.FormatVersion = format.Version
+	if slices.ContainsFunc(m.Observed, func(o *recordpb.ObservedColumn) bool { return ColumnOf(o).IsPattern() }) {
+		m.FormatVersion = format.PatternVersion
+	}
+}
+
 // ColumnOf returns the column of an observed column's record.
 func ColumnOf(o *recordpb.ObservedColumn) format.Column {
 	return format.Column{Family: o.GetColumn().GetFamily(), Qualifier: string(o.GetColumn().GetQualifier())}
@@ -535,6 +570,7 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 	if err := edit(record); err != nil {
 		return false, err
 	}
+	SetSchemaVersion(record)
 	if old != nil && proto.Equal(before, record) {
 		return true, nil
 	}

@@ -35,9 +35,8 @@ func newAddCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "add TABLE/FAMILY:QUALIFIER ID",
 		Short: "Register an observer of a column before its workers start",
-		Long: `Register an observer of a column before a worker runs it for the first time, so that
-commits already leave notifications for it. Workers register their observers
-themselves when they start. To register an observer twice is harmless.
+		Long: `Register an observer of a column, or of all whose qualifiers begin so (FAMILY*:PREFIX),
+before its workers start, so that commits already leave notifications for it.
 
 Clients notice the registration within Config.SchemaMaxAge (default 1 minute). For
 values that are already there, run percctl notify backfill afterwards.
@@ -99,7 +98,7 @@ func (o *editOptions) register(ctx context.Context, s *session.Session) error {
 	if err := changes.CheckRegistration(o.table, o.column, o.id); err != nil {
 		return err
 	}
-	if err := s.UseFamilies(ctx, o.table, o.column.Family); err != nil {
+	if err := s.UseFamilies(ctx, o.table, o.column.RealFamily()); err != nil {
 		return err
 	}
 	e := &edited{Project: o.Connect.Project, Instance: o.Connect.Instance, DryRun: o.Consent.DryRun, Column: o.table + "/" + o.column.String(), Observer: o.id, Kind: kind(o.weak), Others: []string{}}

@@ -72,11 +72,10 @@ type observer struct {
 	words string // of the workers
 }
 
-// key finds an observer.
+// key finds an observer by its id, which the table has once. Without one, the column counts.
 type key struct {
-	table  string
-	column txn.Column
-	id     string
+	table, id string
+	column    txn.Column
 }
 
 // A Backlog counts what observers have still to do.
@@ -95,7 +94,10 @@ func NewBacklog(observed []changes.ObservedColumn) *Backlog {
 			ids = []string{""} // a column that table init has declared observed
 		}
 		for _, id := range ids {
-			k := key{col.Table, col.Column, id}
+			k := key{col.Table, id, col.Column}
+			if id != "" {
+				k.column = txn.Column{}
+			}
 			l.order = append(l.order, k)
 			l.all[k] = &observer{Column: col.Table + "/" + col.Column.String(), Observer: id, Kind: kind(col.Weak)}
 		}
@@ -105,8 +107,11 @@ func NewBacklog(observed []changes.ObservedColumn) *Backlog {
 
 // Seen counts the state of an observed cell.
 func (l *Backlog) Seen(seen changes.Observation) {
-	for _, id := range append([]string{""}, seen.Observers...) {
-		if b := l.all[key{seen.Cell.Table, seen.Cell.Column(), id}]; b != nil {
+	if b := l.all[key{seen.Cell.Table, "", seen.Cell.Column()}]; b != nil {
+		b.add(seen)
+	}
+	for _, id := range seen.Observers {
+		if b := l.all[key{table: seen.Cell.Table, id: id}]; b != nil {
 			b.add(seen)
 		}
 	}
@@ -114,7 +119,7 @@ func (l *Backlog) Seen(seen changes.Observation) {
 
 // Dead counts a dead letter.
 func (l *Backlog) Dead(d changes.DeadLetter) {
-	if b := l.all[key{d.Cell.Table, d.Cell.Column(), d.Observer}]; b != nil {
+	if b := l.all[key{table: d.Cell.Table, id: d.Observer}]; b != nil {
 		b.Dead++
 	}
 }

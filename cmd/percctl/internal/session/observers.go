@@ -37,12 +37,10 @@ func Observed(ctx context.Context, s *Session, table string, column txn.Column) 
 	if err != nil {
 		return changes.ObservedColumn{}, err
 	}
-	for _, o := range all {
-		if o.Column == column {
-			return o, nil
-		}
+	if found, ok := changes.Watching(all, table, column); ok {
+		return found, nil
 	}
-	if err := s.UseFamilies(ctx, table, column.Family); err != nil {
+	if err := s.UseFamilies(ctx, table, column.RealFamily()); err != nil {
 		return changes.ObservedColumn{}, err
 	}
 	typed := table + "/" + column.String()
