@@ -13,7 +13,7 @@ import (
 )
 
 // TestPatient: requests of a patient context wait for the limits that all requests share, and
-// other request waits for nothing.
+// other requests wait for nothing.
 func TestPatient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
