@@ -589,17 +589,3 @@ func (g *generator) link(text string) string {
 	}
 	return strings.TrimSpace(fmt.Sprintf("[%s](%s#%s) %s", code(c.CommandPath()), pageOf(c), anchor(c.CommandPath()), strings.Join(rest, " ")))
 }
-
-// TestOutputFlag: every command has -o, but those that serve or have a format of their own.
-func TestOutputFlag(t *testing.T) {
-	t.Parallel()
-	without := []string{"percctl export", "percctl tso serve"}
-	walk(documentedRoot(), func(c *cobra.Command) {
-		if c.HasSubCommands() || c.IsAdditionalHelpTopicCommand() {
-			return
-		}
-		if has := c.Flag("output") != nil; has == slices.Contains(without, c.CommandPath()) {
-			t.Errorf("%s: -o: %v", c.CommandPath(), has)
-		}
-	})
-}
