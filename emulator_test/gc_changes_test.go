@@ -294,3 +294,35 @@ func TestNotesAreRefused(t *testing.T) {
 		env.Check()
 	})
 }
+
+// One run collects the rows of many tables, each by itself. With -race, it shows what the tables
+// share.
+func TestGCFollowsChangesOfManyTables(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		const tables, rows = 12, 3
+		for i := range tables {
+			env.CreateTable(fmt.Sprintf("t%02d", i), "f")
+		}
+		advance(retention)
+		if r := followChanges(t, env); r.Changes {
+			t.Fatal("the first run does not read every row")
+		}
+		c := env.NewClient(txn.Config{})
+		for n := range 2 {
+			for i := range tables * rows {
+				if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					tx.Table(fmt.Sprintf("t%02d", i/rows)).Set(fmt.Sprint("row", i%rows), "f", "q", []byte(fmt.Sprint(n)))
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		advance(30 * time.Second)
+		advance(retention)
+		if r := followChanges(t, env); !r.Changes || r.Total.Versions != rows*tables || len(r.Tables) != tables {
+			t.Errorf("%+v, want a version of each of %d rows in %d tables", r, rows*tables, tables)
+		}
+	})
+}

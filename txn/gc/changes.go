@@ -129,8 +129,13 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string, cou
 	if err != nil {
 		return err
 	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(r.streams)
+	type part struct {
+		table  *store.Table
+		rows   store.RowSet
+		filter bigtable.Filter
+		count  *Counts
+	}
+	var parts []part // all of them before the first begins, because each may fail here
 	for _, name := range names {
 		rows := page[name]
 		if len(rows) == 0 {
@@ -148,30 +153,35 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string, cou
 			counts[name] = &Counts{Table: name}
 		}
 		slices.Sort(rows)
-		for part := range slices.Chunk(slices.Compact(rows), r.page) {
-			rest, err := store.NewRowSet(bigtable.RowList(part))
+		for chunk := range slices.Chunk(slices.Compact(rows), r.page) {
+			set, err := store.NewRowSet(bigtable.RowList(chunk))
 			if err != nil {
 				return err
 			}
-			g.Go(func() error {
-				return r.pages(gctx, t, rest, r.rules.filter(s.Families), func(page []bigtable.Row, _ store.RowSet) error {
-					done := Counts{Rows: int64(len(page))}
-					if len(page) == 0 {
-						return nil
-					}
-					if err := r.collectPage(gctx, t, page, &done); err != nil {
-						return err
-					}
-					r.mu.Lock()
-					defer r.mu.Unlock()
-					r.measure.page(ctx, name, done)
-					counts[name].add(done)
-					r.report.Total.add(done)
-					r.cfg.Progress(Progress{Phase: PhaseChanges, Table: name, Row: page[len(page)-1].Key(), Total: r.report.Total})
-					return nil
-				})
-			})
+			parts = append(parts, part{t, set, r.rules.filter(s.Families), counts[name]})
 		}
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.streams)
+	for _, p := range parts {
+		g.Go(func() error {
+			return r.pages(gctx, p.table, p.rows, p.filter, func(page []bigtable.Row, _ store.RowSet) error {
+				done := Counts{Rows: int64(len(page))}
+				if len(page) == 0 {
+					return nil
+				}
+				if err := r.collectPage(gctx, p.table, page, &done); err != nil {
+					return err
+				}
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.measure.page(ctx, p.table.Name, done)
+				p.count.add(done)
+				r.report.Total.add(done)
+				r.cfg.Progress(Progress{Phase: PhaseChanges, Table: p.table.Name, Row: page[len(page)-1].Key(), Total: r.report.Total})
+				return nil
+			})
+		})
 	}
 	return g.Wait()
 }

@@ -339,7 +339,7 @@ func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
 // seldom waits for longer than the read itself takes.
 func (src *SchemaSource) Current() *Schema {
 	s := src.latest.Load()
-	if time.Since(s.loaded) <= s.reloadAge {
+	if age(s.loaded) <= s.reloadAge {
 		return s
 	}
 	select {
@@ -383,7 +383,7 @@ func (src *SchemaSource) Journal() recordpb.Journal { return src.latest.Load().J
 func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 	fresh := func() (*Schema, bool) {
 		s := src.latest.Load()
-		return s, s == nil || time.Since(s.read) <= src.table.store.Config.SchemaMaxAge
+		return s, s == nil || age(s.read) <= src.table.store.Config.SchemaMaxAge
 	}
 	s, ok := fresh()
 	if !ok {
@@ -410,11 +410,15 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 // column that became observed must get its notify cells.
 func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
 	s := src.latest.Load()
-	if time.Since(s.loaded) <= src.table.store.Config.SchemaMaxAge {
+	if age(s.loaded) <= src.table.store.Config.SchemaMaxAge {
 		return s, nil
 	}
 	return src.newer(ctx, s, true)
 }
+
+// age is how long ago t was. The monotonic clock stands still while a machine sleeps, so the wall
+// clock counts too.
+func age(t time.Time) time.Duration { return max(time.Since(t), time.Since(t.Round(0))) }
 
 // Newer returns a schema that was read, and verified, after old.
 func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error) {
