@@ -72,7 +72,7 @@ func TestPictures(t *testing.T) {
 		return
 	}
 	p := browser.New(t)
-	url := demoPage(t, "--limit", "5000", "--seed", "7", "--kills", "20")
+	url := demoPage(t, "--limit", "3500", "--seed", "7", "--kills", "12")
 	shot := func(name, hash, ready string, width, height int, dark bool) {
 		t.Helper()
 		p.Show(t, width, height, dark)
