@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -115,7 +116,13 @@ func TestFailureIsKnownElsewhere(t *testing.T) {
 func TestNewerChangeCountsItsOwnAttempts(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
+		var mu sync.Mutex
 		var seen []int
+		runs := func() []int {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(seen)
+		}
 		w := newWorker(t, env.Client, notify.Config{MaxAttempts: 3, Backoff: txn.Backoff{Min: time.Minute, Max: time.Minute}})
 		handle(t, w, "o", input, func(ctx context.Context, _ *txn.Txn, _ txn.Cell) error {
 			o := notify.TriggerOf(ctx)
@@ -123,6 +130,8 @@ func TestNewerChangeCountsItsOwnAttempts(t *testing.T) {
 			if f, ok := o.Failures["o"]; ok && f.ChangeTS == o.ChangeTS {
 				n = f.Attempts
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			seen = append(seen, n)
 			return errBroken
 		})
@@ -131,11 +140,11 @@ func TestNewerChangeCountsItsOwnAttempts(t *testing.T) {
 		pass(time.Second)
 		put(t, env.Client, input, "row", "2")
 		pass(time.Second)
-		if got, want := fmt.Sprint(seen), "[0 0]"; got != want {
+		if got, want := fmt.Sprint(runs()), "[0 0]"; got != want {
 			t.Errorf("attempts before each run %v, want %v", got, want)
 		}
 		pass(5 * time.Minute)
-		if got, want := fmt.Sprint(seen), "[0 0 1 2]"; got != want {
+		if got, want := fmt.Sprint(runs()), "[0 0 1 2]"; got != want {
 			t.Errorf("attempts before each run %v, want %v", got, want)
 		}
 		if d := deadLetters(t, env.Client); len(d) != 1 || d[0].Attempts != 3 {
@@ -145,8 +154,8 @@ func TestNewerChangeCountsItsOwnAttempts(t *testing.T) {
 		wait(t, env.Client)
 		put(t, env.Client, input, "row", "3")
 		pass(time.Second)
-		if len(seen) != 5 {
-			t.Errorf("runs %v", seen)
+		if len(runs()) != 5 {
+			t.Errorf("runs %v", runs())
 		}
 	})
 }
