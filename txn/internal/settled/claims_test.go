@@ -63,12 +63,12 @@ func TestClaimsAfterAStuckCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewClaims()
 		lost, first := c.Begin(10, 2)
-		time.Sleep(stuck - time.Second)
+		<-time.After(stuck - time.Second)
 		fresh, _ := c.Begin(20, 2)
 		if n, ts := c.Next(0); n != first || ts != 9 {
 			t.Errorf("number %d claims %d, want %d and 9", n, ts, first)
 		}
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		if _, ts := c.Next(0); ts != 0 {
 			t.Errorf("while it changes the number, the client claims %d", ts)
 		}
