@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,9 +25,14 @@ import (
 func patternOf(prefix string) column { return column{"docs", txn.Pattern("d", prefix)} }
 
 // A runLog counts the committed runs of observers, as "OBSERVER ROW/QUALIFIER".
-type runLog map[string]int
+type runLog struct {
+	mu   sync.Mutex
+	runs map[string]int
+}
 
-func (l runLog) observer(id string) notify.ObserverFunc {
+func newRunLog() *runLog { return &runLog{runs: map[string]int{}} }
+
+func (l *runLog) observer(id string) notify.ObserverFunc {
 	return func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 		if t := notify.TriggerOf(ctx); t == nil || t.Cell != cell {
 			return fmt.Errorf("the trigger is %+v, the cell is %s", t, cell)
@@ -33,21 +40,25 @@ func (l runLog) observer(id string) notify.ObserverFunc {
 		if _, _, err := tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
 			return err
 		}
-		l[id+" "+cell.Row+"/"+cell.Qualifier]++
+		l.mu.Lock()
+		l.runs[id+" "+cell.Row+"/"+cell.Qualifier]++
+		l.mu.Unlock()
 		return nil
 	}
 }
 
-func (l runLog) want(t *testing.T, what string, runs ...string) {
+func (l *runLog) want(t *testing.T, what string, runs ...string) {
 	t.Helper()
-	want := runLog{}
+	want := map[string]int{}
 	for _, r := range runs {
 		want[r]++
 	}
-	if fmt.Sprint(l) != fmt.Sprint(want) {
-		t.Errorf("%s: runs %v, want %v", what, l, want)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !maps.Equal(l.runs, want) {
+		t.Errorf("%s: runs %v, want %v", what, l.runs, want)
 	}
-	clear(l)
+	clear(l.runs)
 }
 
 // putAll commits values of columns of one row in one transaction.
@@ -68,7 +79,7 @@ func putAll(t *testing.T, c *txn.Client, row string, qualifiers ...string) {
 func TestPattern(t *testing.T) {
 	for _, workers := range []int{1, 4} {
 		virtual(t, func(t *testing.T, env *txntest.Env) {
-			log := runLog{}
+			log := newRunLog()
 			observers := []struct {
 				id string
 				of column
@@ -132,7 +143,7 @@ func TestPatternPending(t *testing.T) {
 			t.Errorf("without the observer: %v", err)
 		}
 		w := newWorker(t, env.Client, notify.Config{}) // of another column of the table
-		handle(t, w, "other", input, runLog{}.observer("other"))
+		handle(t, w, "other", input, newRunLog().observer("other"))
 		start(t, w)
 		pass(3 * time.Minute)
 		wantLeft(t, env.Client, 0, 0)
@@ -149,7 +160,7 @@ func TestPatternBackfill(t *testing.T) {
 		putAll(t, env.Client, "wide", append(qualifiers, "title")...)
 		putAll(t, env.Client, "narrow", "tag/a")
 		register(t, env.Client, patternOf("tag/"), "tags", false)
-		log := runLog{}
+		log := newRunLog()
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{})
 		handle(t, w, "tags", patternOf("tag/"), log.observer("tags"), notify.Concurrency(1))
 		start(t, w)
@@ -160,8 +171,8 @@ func TestPatternBackfill(t *testing.T) {
 			t.Fatalf("%d cells, %v", cells, err)
 		}
 		pass(10 * time.Minute)
-		if len(log) != 61 || log["tags narrow/tag/a"] != 1 || log["tags wide/tag/0059"] != 1 {
-			t.Errorf("%d cells had runs", len(log))
+		if len(log.runs) != 61 || log.runs["tags narrow/tag/a"] != 1 || log.runs["tags wide/tag/0059"] != 1 {
+			t.Errorf("%d cells had runs", len(log.runs))
 		}
 		wantLeft(t, env.Client, 0, 0)
 	})
@@ -172,7 +183,7 @@ func TestPatternBackfill(t *testing.T) {
 func TestPatternDeadLetters(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, patternOf(""), "all", false)
-		broken, log := true, runLog{}
+		broken, log := true, newRunLog()
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{MaxAttempts: 1})
 		handle(t, w, "all", patternOf(""), func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			if broken && strings.HasPrefix(cell.Qualifier, "bad") {
