@@ -69,7 +69,7 @@ var mayImport = []struct {
 	{"txn/idempotency", []string{"tso", "txn"}},
 	{"txn/index", []string{"tso", "txn", "txn/format", "txn/jobs", "txn/page", "txn/changes"}},
 	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/"}},
-	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes", "txn/gc"}},
+	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes", "txn/gc", "txn/pace"}},
 	{"txn/admin/words", []string{"tso"}},
 	{"txn/admin/capacity", nil},
 	{"txn/admin/conformance", []string{"txn/admin/capacity"}},

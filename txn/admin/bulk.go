@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 // ErrNotIdle means that a bulk load found cells in its range that are not its own.
@@ -104,13 +105,12 @@ type BulkReport struct {
 // no locks, and no records at StartTS or later. Cells of this load do not count. It
 // fails with a [NotIdleError] at another cell.
 //
-// Without Idle, transactions in Rows are safe. The mutation of a row has the
-// condition of a prewrite: its columns have no lock, and nothing at StartTS or
-// later. So the load overwrites no transaction, a transaction that began before
-// CommitTS conflicts with the load, and versions never interleave. With Idle only
-// the caller's promise protects transactions. BulkLoad searches Rows once more at
-// the end, and fails with a [NotIdleError] if it finds a lock or record of another
-// transaction.
+// Without Idle, transactions in Rows are safe. The mutation of a row has the condition of a
+// prewrite: its columns have no lock, and nothing at StartTS or later. So the load overwrites no
+// transaction, a transaction that began before CommitTS conflicts with the load, and versions
+// never interleave. With Idle only the caller's promise protects transactions. BulkLoad searches
+// Rows once more at the end, and fails with a [NotIdleError] if it finds a lock or record of
+// another transaction.
 //
 // rows must be in ascending order of their keys, each once. After an error, what
 // was written stays committed. To continue, call BulkLoad again with the timestamps
@@ -134,7 +134,7 @@ func BulkLoad(ctx context.Context, client *txn.Client, table string, rows iter.S
 	if err != nil {
 		return r, err
 	}
-	b := &bulkLoad{client: c, table: t, load: load, set: set}
+	b := &bulkLoad{client: c, table: t, load: load, set: set, pacer: pace.New(c.Store.Config.Parallelism)}
 	if err := b.timestamps(ctx, &r); err != nil {
 		return r, err
 	}
@@ -160,6 +160,7 @@ type bulkLoad struct {
 	table  *store.Table
 	load   BulkConfig
 	set    store.RowSet
+	pacer  *pace.Pacer
 
 	startTS, commitTS tso.Timestamp
 	rows, cells       atomic.Int64
@@ -246,27 +247,27 @@ func (b *bulkLoad) foreign(t *store.Table, raw bigtable.Row) *NotIdleError {
 	return found
 }
 
-// bulkBatchBytes limits a request of an idle load, together with
-// store.MaxBatchRows.
-const bulkBatchBytes = 4 << 20
+// A request of an idle load has as many bytes and rows at most: a service that works on larger ones
+// lets the requests of other clients wait.
+const bulkBatchBytes, bulkBatchRows = 1 << 20, 100
 
 // write sends the rows. After the first failure it reads no further row.
 func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) error {
 	g, gctx := errgroup.WithContext(ctx)
 	parallel := b.client.Store.Config.Parallelism
 	if b.load.Idle {
-		parallel = min(parallel, 4) // each holds a batch in memory
+		parallel = min(parallel, 16) // each holds a batch in memory
 	}
 	g.SetLimit(parallel)
 	var batch []store.RowMutation
 	var observed []format.Cell // of the batch
 	cells, bytes := 0, 0
 	send := func() {
-		muts, entries, n := batch, observed, cells
+		muts, entries, n, size := batch, observed, cells, bytes
 		batch, observed, cells, bytes = nil, nil, 0, 0
 		if len(muts) > 0 {
 			g.Go(func() error {
-				return b.entered(gctx, entries, func() error { return b.sendBatch(gctx, muts, n) })
+				return b.entered(gctx, entries, size, func() error { return b.sendBatch(gctx, muts, n) })
 			})
 		}
 	}
@@ -287,14 +288,14 @@ func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) er
 		}
 		if !b.load.Idle {
 			g.Go(func() error {
-				return b.entered(gctx, r.observed, func() error { return b.sendRow(gctx, r) })
+				return b.entered(gctx, r.observed, r.bytes, func() error { return b.sendRow(gctx, r) })
 			})
 			continue
 		}
 		batch = append(batch, store.RowMutation{Row: r.row, Mut: r.mutation, Ops: r.ops})
 		observed = append(observed, r.observed...)
 		cells += len(r.columns)
-		if bytes += r.bytes; bytes >= bulkBatchBytes || len(batch) >= store.MaxBatchRows {
+		if bytes += r.bytes; bytes >= bulkBatchBytes || len(batch) >= bulkBatchRows {
 			send()
 		}
 	}
@@ -313,12 +314,12 @@ func (b *bulkLoad) write(ctx context.Context, rows iter.Seq2[BulkRow, error]) er
 // entered writes journal entries of cells, and then the cells. A load may be continued long after
 // its start timestamp, and even below the safe point. Then a scan of the journal may remove an
 // entry whose cell is not written yet, so entered writes the entries once more.
-func (b *bulkLoad) entered(ctx context.Context, cells []format.Cell, write func() error) error {
+func (b *bulkLoad) entered(ctx context.Context, cells []format.Cell, size int, write func() error) error {
 	entry := journal.Entry{StartTS: b.startTS}
 	if err := b.client.Journal.Enter(ctx, entry, cells...); err != nil {
 		return err
 	}
-	if err := write(); err != nil || len(cells) == 0 {
+	if err := b.pacer.Do(ctx, size, write); err != nil || len(cells) == 0 {
 		return err
 	}
 	if ts, err := b.client.SafePoint.Current(ctx); err != nil || ts < b.startTS && !b.client.Journal.Late(b.startTS) {

@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 // ErrNotLeavable means that [Leave] refuses a table. The error says why.
@@ -77,8 +78,7 @@ func CheckLeave(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.C
 //
 // Stop all clients of the table first, and settle unknown outcomes: Leave fails with
 // [ErrNotLeavable] while the worker token of any client is fresh, and if the table has indexes or
-// observers. No collection of garbage runs meanwhile. Leave works in
-// these steps:
+// observers. No collection of garbage runs meanwhile. Leave works in these steps:
 //
 //  1. It removes the schema record, so that no client opens the table, and waits as
 //     [UndoAdoption] does.
@@ -88,8 +88,7 @@ func CheckLeave(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.C
 //  4. It searches the whole table for cells of transactions. Then it drops the families.
 //
 // After an error, or if its process dies, call it again: it continues with the rows that are left,
-// and searches the whole table. Until it has succeeded,
-// neither plain programs nor transactions may use the table.
+// and searches the whole table. Until it succeeds, nobody else may use the table.
 func Leave(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, client *txn.Client, cfg LeaveConfig) (LeaveReport, error) {
 	l, err := newLeaver(admin, bt, client, cfg)
 	if err != nil {
@@ -105,6 +104,7 @@ type leaver struct {
 	config LeaveConfig
 	client *txn.Client
 	c      *recovery.Resolver
+	pacer  *pace.Pacer
 
 	mu     sync.Mutex
 	report LeaveReport
@@ -121,7 +121,8 @@ func newLeaver(admin *bigtable.AdminClient, bt *bigtable.Client, client *txn.Cli
 	if err != nil {
 		return nil, err
 	}
-	return &leaver{adoption: a, config: cfg, client: client, c: access.ResolverOf(client)}, nil
+	c := access.ResolverOf(client)
+	return &leaver{adoption: a, config: cfg, client: client, c: c, pacer: pace.New(c.Store.Config.Parallelism)}, nil
 }
 
 func (l *leaver) refuse(text string, args ...any) error {
@@ -335,7 +336,7 @@ func (l *leaver) page(ctx context.Context, t *store.Table, page []bigtable.Row, 
 			cells += len(p.values)
 		}
 	}
-	if len(muts) > 0 {
+	rewrite := func() error {
 		if _, err := t.Apply(ctx, muts); err != nil {
 			return err
 		}
@@ -352,6 +353,12 @@ func (l *leaver) page(ctx context.Context, t *store.Table, page []bigtable.Row, 
 			if err := p.compare(t.Name, nil); err != nil {
 				return err
 			}
+		}
+		return nil
+	}
+	if len(muts) > 0 {
+		if err := l.pacer.Do(ctx, len(muts), rewrite); err != nil {
+			return err
 		}
 	}
 	l.mu.Lock()

@@ -244,9 +244,9 @@ func (j *Job) begin(ctx context.Context, client *txn.Client) ([]Range, error) {
 		}
 		cells.Set(j.planKey(), j.Family, "plan", text)
 		for i, part := range parts {
-			cells.Set(j.partKey(i), j.Family, "position", position{Next: []byte(part.Start)}.encode())
+			err = errors.Join(err, position{Next: []byte(part.Start)}.set(cells, j.partKey(i), j.Family))
 		}
-		return nil
+		return err
 	})
 	return parts, err
 }
@@ -355,9 +355,9 @@ func (r *run) batch(ctx context.Context, part int, rows Range) (before, after po
 		if after.Rows, after.Done = before.Rows+int64(len(batch)), !more; more {
 			after.Next = []byte(batch[len(batch)-1].Key() + "\x00")
 		}
-		cells.Set(key, family, "position", after.encode()) // the first write: the primary
-		if len(batch) == 0 {
-			return nil
+		// The first write is the primary.
+		if err := after.set(cells, key, family); err != nil || len(batch) == 0 {
+			return err
 		}
 		return r.f(ctx, tx, batch)
 	}, txn.Named("job"), txn.NoPrefetch(), attempt)
@@ -391,12 +391,13 @@ func (r *run) read(ctx context.Context, tx *txn.Txn, rows Range, limit int) (bat
 	return batch, false, nil
 }
 
-func (p position) encode() []byte {
+// set stores the position of a part.
+func (p position) set(cells *txn.Table, key, family string) error {
 	text, err := json.Marshal(p)
-	if err != nil {
-		panic(err) // bytes, a number and a boolean
+	if err == nil {
+		cells.Set(key, family, "position", text)
 	}
-	return text
+	return err
 }
 
 func decodePosition(stored []byte) (p position, err error) {

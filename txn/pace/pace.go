@@ -7,18 +7,12 @@
 //	p := pace.New(16)
 //	for _, part := range parts {
 //		g.Go(func() error {
-//			turn, err := p.Begin(ctx)
-//			if err != nil {
-//				return err
-//			}
-//			began := time.Now()
-//			err = write(ctx, part)
-//			turn.End(len(part), time.Since(began))
-//			return err
+//			return p.Do(ctx, len(part), func() error { return write(ctx, part) })
 //		})
 //	}
 //
-// Package jobs uses it.
+// Jobs, bulk loads and tables that leave use it. [Pacer.Begin] is for pieces of which only a part is
+// requests.
 package pace
 
 import (
@@ -60,6 +54,18 @@ type Pacer struct {
 // New returns a Pacer for at most so many pieces at a time.
 func New(most int) *Pacer {
 	return &Pacer{most: float64(max(most, 1)), limit: 1, doubles: true, average: 1, ended: make(chan struct{})}
+}
+
+// Do waits until a piece may run, and runs it: f sends the requests, and nothing else takes it
+// long. size is how much it writes, as for [Turn.End].
+func (p *Pacer) Do(ctx context.Context, size int, f func() error) error {
+	turn, err := p.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	defer func() { turn.End(size, time.Since(began)) }()
+	return f()
 }
 
 // Begin waits until a piece may run. Each Turn needs an End.

@@ -129,3 +129,23 @@ func TestUncounted(t *testing.T) {
 		}
 	})
 }
+
+// TestDo: a piece that waits ends with its context, and one that fails gives its turn back.
+func TestDo(t *testing.T) {
+	p := pace.New(1)
+	failed := errors.New("failed")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range 2 {
+		err := p.Do(t.Context(), 1, func() error {
+			cancel()
+			if err := p.Do(ctx, 1, nil); !errors.Is(err, context.Canceled) {
+				t.Errorf("a piece whose context ends: %v", err)
+			}
+			return failed
+		})
+		if !errors.Is(err, failed) {
+			t.Error(err)
+		}
+	}
+}
