@@ -2,6 +2,7 @@ package emulator_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -172,6 +173,68 @@ func TestGCKeepsRecordsOfStrandedLocks(t *testing.T) {
 				mustSet(t, other, "fourth", "bob")
 				if r := runGC(t, env.Client, gc.Config{}); r.Total.Versions == 0 {
 					t.Error("a run that reads every row removed no version of bob")
+				}
+				env.Check()
+			})
+		})
+	}
+}
+
+// After an unknown outcome, a client soon claims again that its later commits have no locks left,
+// whether the outcome is settled or not.
+func TestGCFollowsChangesAfterAnUnknownOutcome(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		fault  txntest.Action
+		settle func(t *testing.T, c, other *txn.Client, u *txn.UndeterminedError)
+	}{
+		{"committed", txntest.DropResponse, func(t *testing.T, c, _ *txn.Client, u *txn.UndeterminedError) {
+			if s, err := c.Settle(t.Context(), u); err != nil || s.State != txn.StateCommitted {
+				t.Errorf("settle: %v, %v", s.State, err)
+			}
+		}},
+		{"rolled back", txntest.DropRequest, func(t *testing.T, c, other *txn.Client, u *txn.UndeterminedError) {
+			wantValue(t, takeSnapshot(t, other), "bob", "first")
+			if s, err := c.Settle(t.Context(), u); err != nil || s.State != txn.StateRolledBack {
+				t.Errorf("settle: %v, %v", s.State, err)
+			}
+		}},
+		{"never settled", txntest.DropRequest, func(*testing.T, *txn.Client, *txn.Client, *txn.UndeterminedError) {
+			advance(2 * time.Minute)
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := changesEnv(t)
+				other := env.NewClient(txn.Config{})
+				mustSet(t, other, "first", "bob", "joe")
+				faults := txntest.NewFaults(t)
+				c := env.NewClient(txn.Config{}, faults.DialOptions()...)
+				lost := faults.On("commit", step(txntest.StepCommit), tt.fault, 1)
+				silent := faults.On("read of the outcome", func(call txntest.Call) bool {
+					select {
+					case <-lost.Fired():
+						return call.Step == txntest.StepRead
+					default:
+						return false
+					}
+				}, txntest.DropRequest, 1)
+				ctx, cancel := context.WithCancel(t.Context())
+				unknown := inBackground(func() error { return tryUpdate(ctx, c, "lost", "bob", "joe") })
+				<-silent.Fired()
+				cancel()
+				var u *txn.UndeterminedError
+				if got := <-unknown; !errors.As(got.err, &u) {
+					t.Fatalf("update: %v, want an unknown outcome", got.err)
+				}
+				tt.settle(t, c, other, u)
+				advance(time.Minute) // with the token, the client writes its claim
+				for _, v := range []string{"1", "2"} {
+					mustSet(t, c, v, "r", "s")
+				}
+				advance(retention + time.Minute)
+				if r := followChanges(t, env); !r.Changes || r.Total.Versions < 2 || len(stored(t, env, "r")["f"]) != 1 || len(stored(t, env, "s")["f"]) != 1 {
+					t.Errorf("the run left versions of r or s: %+v", r)
 				}
 				env.Check()
 			})

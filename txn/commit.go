@@ -61,7 +61,10 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	defer c.client.resolver.Token.End()
 	c.settles, c.settledBy = c.client.resolver.Claims.Begin(c.startTS, len(c.rows))
 	defer func() {
-		if err != nil && !errors.Is(err, ErrUndetermined) && !errors.Is(err, ErrCorrupt) {
+		switch {
+		case errors.Is(err, ErrUndetermined):
+			c.settles.Unknown()
+		case err != nil && !errors.Is(err, ErrCorrupt):
 			c.settles.Ended() // there is no write record, and there will be none
 		}
 	}()

@@ -95,11 +95,17 @@ func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtab
 				locks = append(locks, lock)
 			}
 		}
+		// One time for all of them: otherwise a lock is alive, and the next one of its transaction
+		// has expired, so that the first one goes unnoticed.
+		now, err := l.now(ctx, len(locks))
+		if err != nil {
+			return false, err
+		}
 		g, gctx := errgroup.WithContext(ctx)
 		g.SetLimit(r.client.Store.Config.Parallelism)
 		for _, lock := range locks {
 			g.Go(func() error {
-				live, err := l.resolve(gctx, lock)
+				live, err := l.resolve(gctx, lock, now)
 				if live {
 					l.mu.Lock()
 					defer l.mu.Unlock()
@@ -111,7 +117,7 @@ func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtab
 				return err
 			})
 		}
-		err := g.Wait()
+		err = g.Wait()
 		if len(page) > 0 {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -121,16 +127,24 @@ func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtab
 	})
 }
 
-// resolve resolves one lock, as a reader would. live says that its owner is alive,
-// so that the lock is still there.
-func (l *lockResolver) resolve(ctx context.Context, lock *format.Lock) (live bool, err error) {
+// now returns the oracle's time, at which so many locks are judged.
+func (l *lockResolver) now(ctx context.Context, locks int) (now tso.Timestamp, err error) {
+	if locks == 0 {
+		return 0, nil
+	}
+	err = l.run.retry(ctx, func() error {
+		now, err = l.run.client.Clock.Timestamp(ctx)
+		return err
+	})
+	return now, err
+}
+
+// resolve resolves one lock, as a reader would at oracle time now. live says that its owner is
+// alive, so that the lock is still there.
+func (l *lockResolver) resolve(ctx context.Context, lock *format.Lock, now tso.Timestamp) (live bool, err error) {
 	r := l.run
 	var s recovery.Outcome
 	err = r.retry(ctx, func() error {
-		now, err := r.client.Clock.Timestamp(ctx)
-		if err != nil {
-			return err
-		}
 		if s, err = r.client.FindOutcome(ctx, lock, now, false, recovery.WaitNever); err != nil || !s.Final() {
 			return err
 		}

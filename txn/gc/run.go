@@ -508,8 +508,12 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 			r.client.Log.WarnContext(ctx, "garbage of a row is not collected, its records are damaged", "table", t.Name, "error", g.err)
 			return Counts{RowsSkipped: 1}, nil
 		case len(g.locks) > 0:
+			now, err := r.locks.now(ctx, len(g.locks))
+			if err != nil {
+				return Counts{}, err
+			}
 			for _, lock := range g.locks {
-				if _, err := r.locks.resolve(ctx, lock); err != nil {
+				if _, err := r.locks.resolve(ctx, lock, now); err != nil {
 					return Counts{}, err
 				}
 			}

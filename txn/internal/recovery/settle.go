@@ -72,6 +72,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 	switch s.State {
 	case format.StateCommitted:
 		r.Clock.NoteCommit(s.CommitTS, time.Time{})
+		r.Claims.Settled(u.StartTS, true)
 		return s, nil
 	case format.StateRolledBack:
 		if forgotten, err := r.SafePoint.Forgotten(ctx, u.StartTS); err != nil {
@@ -79,6 +80,7 @@ func Settle(ctx context.Context, r *Resolver, u *format.UndeterminedError) (s fo
 		} else if forgotten {
 			return format.Status{}, withReason(u, errForgotten)
 		}
+		r.Claims.Settled(u.StartTS, false)
 		return s, nil
 	}
 	return format.Status{}, withReason(u, errNoTrace)

@@ -1,7 +1,8 @@
 package settled
 
 import (
-	"math/rand/v2"
+	"crypto/rand"
+	"encoding/binary"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,7 +18,7 @@ import (
 // happens to the client. A nil Claims numbers no record.
 type Claims struct {
 	mu      sync.Mutex
-	number  uint64
+	number  uint64        // 0: not drawn yet
 	claimed tso.Timestamp // T
 	newest  tso.Timestamp // start_ts of a commit that has registered
 	open    map[tso.Timestamp]*Commit
@@ -27,21 +28,31 @@ type Claims struct {
 type Commit struct {
 	claims    *Claims
 	startTS   tso.Timestamp
-	began     time.Time
+	stuckAt   time.Time    // when it has been unsettled for too long
+	unknown   bool         // its Commit could not say whether it took effect
 	remaining atomic.Int64 // rows but the primary's that are not applied
 }
 
 // stuck is how long a commit may be unsettled. After that the client takes another number, so that
-// only the claim of the old one stays where it is. Commits take seconds; but an unknown outcome,
-// or a row that nobody can write, may stay for as long as the client runs.
-const stuck = time.Hour
+// only the claim of the old one stays where it is. Commits take seconds; but a row that nobody can
+// write may stay for as long as the client runs. An unknown outcome has less time, unknownFor:
+// the application may settle it at once, or never.
+const (
+	stuck      = time.Hour
+	unknownFor = time.Minute
+)
 
 // NewClaims returns the claims of a new client.
-func NewClaims() *Claims { return &Claims{number: newNumber(), open: map[tso.Timestamp]*Commit{}} }
+func NewClaims() *Claims { return &Claims{open: map[tso.Timestamp]*Commit{}} }
 
 // newNumber returns a random number. Two clients with the same one would make each other's claims
-// wrong, so it has 63 bits.
-func newNumber() uint64 { return rand.Uint64()>>1 | 1<<62 }
+// wrong, so it has 63 bits. The operating system draws it: a generator in this process's memory
+// would continue alike in each copy of the process.
+func newNumber() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return binary.BigEndian.Uint64(b[:])>>1 | 1<<62
+}
 
 // Begin registers a commit to so many rows. The primary's write record gets settledBy.
 func (c *Claims) Begin(startTS tso.Timestamp, rows int) (commit *Commit, settledBy uint64) {
@@ -56,7 +67,10 @@ func (c *Claims) Begin(startTS tso.Timestamp, rows int) (commit *Commit, settled
 	if startTS <= c.claimed || c.open[startTS] != nil {
 		return nil, 0
 	}
-	commit = &Commit{claims: c, startTS: startTS, began: time.Now()}
+	if c.number == 0 { // as late as possible, see newNumber
+		c.number = newNumber()
+	}
+	commit = &Commit{claims: c, startTS: startTS, stuckAt: time.Now().Add(stuck)}
 	commit.remaining.Store(int64(rows - 1))
 	c.open[startTS] = commit
 	c.newest = max(c.newest, startTS)
@@ -76,6 +90,34 @@ func (k *Commit) Ended() {
 	}
 }
 
+// Unknown says that the outcome is unknown. From then on Settled may say it.
+func (k *Commit) Unknown() {
+	if k == nil {
+		return
+	}
+	k.claims.mu.Lock()
+	defer k.claims.mu.Unlock()
+	k.unknown, k.stuckAt = true, time.Now().Add(unknownFor)
+}
+
+// Settled says the outcome of a commit that was unknown before. If it took effect, other clients
+// roll its locks forward, and nobody says when the last one is gone. So the client takes another
+// number.
+func (c *Claims) Settled(startTS tso.Timestamp, committed bool) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch k := c.open[startTS]; {
+	case k == nil || !k.unknown:
+	case committed:
+		k.stuckAt = time.Time{}
+	default:
+		delete(c.open, startTS) // there is no write record, and there will be none
+	}
+}
+
 // Applied says that a row that is not the primary's is committed, and that Bigtable has
 // acknowledged it.
 func (k *Commit) Applied() {
@@ -92,14 +134,17 @@ func (c *Claims) Next(held tso.Timestamp) (number uint64, ts tso.Timestamp) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.number == 0 {
+		return 0, 0
+	}
 	ts = c.newest
 	if held != 0 {
 		ts = min(ts, held-1)
 	}
 	for _, k := range c.open {
-		if time.Since(k.began) >= stuck {
+		if !time.Now().Before(k.stuckAt) {
 			// What has this number and is still open stays unsettled.
-			c.number, c.open = newNumber(), map[tso.Timestamp]*Commit{}
+			c.number, c.open = 0, map[tso.Timestamp]*Commit{}
 			return 0, 0
 		}
 		ts = min(ts, k.startTS-1)

@@ -87,3 +87,54 @@ func TestClaimsAfterAStuckCommit(t *testing.T) {
 		}
 	})
 }
+
+// An unknown outcome stops the claim until it is settled: at once if the commit was rolled back. If
+// it took effect, or nobody settles it, the client takes another number.
+func TestClaimsAfterAnUnknownOutcome(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		settle     func(c *Claims)
+		after      time.Duration
+		sameNumber bool
+	}{
+		{"rolled back", func(c *Claims) { c.Settled(10, false) }, 0, true},
+		{"committed", func(c *Claims) { c.Settled(10, true) }, 0, false},
+		{"never settled", func(*Claims) {}, unknownFor, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := NewClaims()
+				k, first := c.Begin(10, 2)
+				c.Settled(10, false) // a Settle of another caller says nothing while the commit is under way
+				if n, ts := c.Next(0); n != first || ts != 9 {
+					t.Errorf("number %d claims %d, want %d and 9", n, ts, first)
+				}
+				k.Unknown()
+				<-time.After(unknownFor - time.Second)
+				if n, ts := c.Next(0); n != first || ts != 9 {
+					t.Errorf("number %d claims %d, want %d and 9", n, ts, first)
+				}
+				<-time.After(min(tt.after, time.Second))
+				tt.settle(c)
+				c.Next(0)
+				next, second := c.Begin(20, 2)
+				next.Applied()
+				if n, ts := c.Next(0); n != second || ts != 20 || n == first != tt.sameNumber {
+					t.Errorf("number %d claims %d, want %d and 20; the first was %d", n, ts, second, first)
+				}
+			})
+		})
+	}
+}
+
+// A process may be copied, so the number is drawn when the client needs it, and not from the
+// process's memory.
+func TestNumberIsDrawnLate(t *testing.T) {
+	c := NewClaims()
+	if k, by := c.Begin(10, 1); k != nil || by != format.Alone {
+		t.Errorf("a commit of one row is settled by %d", by)
+	}
+	if n, ts := c.Next(0); n != 0 || ts != 0 || c.number != 0 {
+		t.Errorf("before the first commit to several rows, number %d (%d) claims %d", n, c.number, ts)
+	}
+}

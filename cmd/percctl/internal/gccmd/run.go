@@ -44,7 +44,7 @@ still blocks it after --lock-wait, the run stops before it removes anything.
 With --watch it runs once per --interval, and reads every row once per --full-every,
 otherwise rows that clients noted as changed. Of several collectors one works.
 
-Exit status 4: a transaction or a collector blocks the run, or rows are damaged.`,
+Exit status 4: a transaction or a collector blocks the run, or rows were skipped.`,
 		Example: `  percctl gc run --retention 72h --rate 5000 --yes
   percctl gc run --watch --interval 6h --yes -o jsonl`,
 		Args: cli.NoArgs,
