@@ -53,6 +53,18 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
+// sweepSoon lets the workers sweep the next piece of a table with a journal at their next look, not within a day.
+func sweepSoon(t *testing.T, c *txn.Client, table string) {
+	t.Helper()
+	all, err := changes.SweepPositions(t.Context(), c, nil, table)
+	if err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	if _, ok, err := changes.MoveSweep(t.Context(), c, all[0], all[0].Row, false, 0); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+}
+
 func newWorker(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 	t.Helper()
 	w, err := notify.NewWorker(c, cfg)

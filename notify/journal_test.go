@@ -18,7 +18,7 @@ import (
 // it has nothing to do.
 func startElsewhere(t *testing.T, env *txntest.Env, cfg notify.Config, faults *txntest.Faults) (w *notify.Worker, stop func() error) {
 	t.Helper()
-	w = newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), cfg)
+	w = newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), cfg)
 	handle(t, w, "o", input, observeEffect)
 	stop = start(t, w)
 	pass(2 * time.Minute) // the first sweep

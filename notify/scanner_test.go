@@ -363,6 +363,7 @@ func TestSweepsBesideUnansweredTable(t *testing.T) {
 				}
 				<-dies.Fired()
 				deaths.Kill()
+				sweepSoon(t, env.Client, "effects")
 				<-unanswered.Fired()
 				want := func(row string) {
 					t.Helper()
