@@ -35,4 +35,6 @@ type Search struct {
 	Logger *slog.Logger
 	// lane returns which cells wait for the same observers as a cell; nil: those of its column.
 	lane func(txn.Cell) target
+	// busy reports whether the worker has queued a cell or is checking it; nil: unknown.
+	busy func(txn.Cell) bool
 }

@@ -53,7 +53,7 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// sweepSoon lets the workers sweep the next piece of a table with a journal at their next look, not within a day.
+// sweepSoon lets the workers sweep the next piece of a table with a journal in a few seconds, not within a day.
 func sweepSoon(t *testing.T, c *txn.Client, table string) {
 	t.Helper()
 	all, err := changes.SweepPositions(t.Context(), c, nil, table)

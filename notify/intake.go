@@ -58,6 +58,12 @@ func (in *intake) offer(ctx context.Context, n changes.Notification, contended f
 	return true
 }
 
+// busy is Search.busy.
+func (in *intake) busy(cell txn.Cell) bool {
+	l := in.lane(cell)
+	return l != nil && l.busy(cell)
+}
+
 // hint takes the cell of a hint, if there is room for it.
 func (in *intake) hint(ctx context.Context, cell txn.Cell) (taken bool) {
 	l := in.lane(cell)

@@ -3,7 +3,6 @@ package notify
 import (
 	"context"
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -47,6 +46,8 @@ type journal struct {
 	share     int             // of fleet
 	old       bool            // of fleet
 	covered   map[string]bool // tables of which a sweep has ended since they have a journal
+	previous  time.Time       // when the turn before this one began
+	began     time.Time
 	offered   map[txn.Cell]offered
 }
 
@@ -241,7 +242,14 @@ func (j *journal) turn(ctx context.Context) error {
 	j.fleet.count(ctx, j.search)
 	j.mu.Lock()
 	tables := j.journaled
-	maps.DeleteFunc(j.offered, func(_ txn.Cell, o offered) bool { return !o.recently(j.least) })
+	j.previous, j.began = j.began, began
+	for cell, o := range j.offered {
+		if !o.taken.IsZero() && j.search.busy != nil && j.search.busy(cell) {
+			j.offered[cell] = offered{o.newest, began} // the worker may finish it before this turn offers what it read
+		} else if !j.recent(o) {
+			delete(j.offered, cell)
+		}
+	}
 	j.share, j.old = j.fleet.share, j.fleet.old
 	j.mu.Unlock()
 	if len(tables) == 0 {
@@ -331,9 +339,10 @@ func (j *journal) note(n changes.Notification, taken time.Time) {
 	j.offered[n.Cell] = offered{newestOf(n), taken}
 }
 
-// recently is how long after it was taken a cell is not offered again.
-func (o offered) recently(least time.Duration) bool {
-	return o.taken.IsZero() || time.Since(o.taken) < 2*least
+// recent reports whether a cell was taken, or the worker was busy with it, so lately that its
+// notification may not be removed yet. The caller holds mu.
+func (j *journal) recent(o offered) bool {
+	return o.taken.IsZero() || !o.taken.Before(j.previous) || time.Since(o.taken) < 2*j.least
 }
 
 // known reports whether the worker has a notification already, as far as the journal knows.
@@ -341,5 +350,5 @@ func (j *journal) known(n changes.Notification) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	o, ok := j.offered[n.Cell]
-	return ok && o.recently(j.least) && newestOf(n) <= o.newest
+	return ok && j.recent(o) && newestOf(n) <= o.newest
 }

@@ -137,7 +137,8 @@ func TestSlowObserverLeavesRoom(t *testing.T) {
 }
 
 // TestBacklogIsTakenOnce: while a worker works off what it found in the journal, it finds the same
-// cells again, and takes none of them twice.
+// cells again, and takes none of them twice. A cell that had waited long in the worker's queue was
+// taken again if it was done just before the journal offered what it had read.
 func TestBacklogIsTakenOnce(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)

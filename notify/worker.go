@@ -306,7 +306,7 @@ const findPause = time.Second
 // find runs the finder until ctx ends. After an error it starts the finder again, except
 // after errors that would come again.
 func (w *Worker) find(ctx context.Context, in *intake) {
-	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.cfg.Logger, lane: in.target}
+	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.cfg.Logger, lane: in.target, busy: in.busy}
 	for ctx.Err() == nil {
 		err := w.cfg.Finder.Find(ctx, s)
 		switch {
