@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,6 +62,7 @@ func deployment(r *run) {
 // observers and garbage collection.
 func steadyHours(r *run) {
 	w := r.world(30, 2, 1e9, 10)
+	w.rows = 10 // so that the tables, and the emulator's memory, stay as they are
 	w.observe(w.env.Client)
 	w.serve()
 	clients := w.clients(r.Clients, txn.Config{}, false)
@@ -82,7 +84,7 @@ func steadyHours(r *run) {
 				return
 			case <-time.After(5 * time.Minute):
 			}
-			report, err := gc.Run(ctx, collector, gc.Config{Retention: 10 * time.Minute})
+			report, err := gc.Run(ctx, collector, gc.Config{Retention: 10 * time.Minute, FullEvery: 7 * 24 * time.Hour})
 			if err != nil && ctx.Err() == nil {
 				collected <- err
 				return
@@ -93,8 +95,9 @@ func steadyHours(r *run) {
 		}
 	}()
 	time.Sleep(time.Minute) // until clients know the observers
-	heapBefore := heap()
+	heapBefore, before := heap(), w.cluster.Counts()
 	l := w.load(clients, r.Rate/100, r.Steady)
+	after, lasted := w.cluster.Counts(), r.Steady
 	time.Sleep(time.Minute)
 	for _, stop := range stops {
 		stop()
@@ -107,7 +110,23 @@ func steadyHours(r *run) {
 	r.atMost("p50 of the last tenth, of the second", quantile(last, .5)/quantile(second, .5), 1.1, "1", "%v at %.0f commits/s: %.1f ms", r.Steady, r.Rate/100, quantile(last, .5))
 	r.atMost("p99 of the last tenth, of the second", quantile(last, .99)/quantile(second, .99), 1.5, "1", "%.1f ms", quantile(last, .99))
 	r.atMost("requests of the last tenth, of the second", l.requests[len(l.requests)-1]/l.requests[1], 1.2, "1", "%s", w.kinds())
-	r.atLeast("changes observed", float64(seen.Load()), float64(l.committed), "changes", "garbage collection removed %d versions; the heap grew by %.0f MB, with the emulator", removed, (heap()-heapBefore)/1e6)
+	r.atLeast("changes observed", float64(seen.Load()), float64(l.committed), "changes", "the heap grew by %.0f MB, with the emulator", (heap()-heapBefore)/1e6)
+	var own, tokens model.Count // requests that clients send whatever they commit; rows that workers read
+	for k, n := range after {
+		switch {
+		case strings.HasPrefix(k.Client, "worker-") && k.Kind == "schema": // what reads rows of many tokens counts as this
+			tokens.Rows += n.Rows - before[k].Rows
+		case strings.HasPrefix(k.Client, "client-") && slices.Contains([]string{"token", "safe point", "schema", "changed"}, k.Kind):
+			own.Requests += n.Requests - before[k].Requests
+		}
+	}
+	// At most: a token every 1.7 s, the safe point and a note of changes every 10 s, schemas of two
+	// tables every minute.
+	r.atMost("requests of a client beside its transactions", float64(own.Requests)/lasted.Minutes()/float64(r.Clients), 50, "1/min", "each commits %.0f times", r.Rate/100*60/float64(r.Clients))
+	// Workers count each other.
+	r.atMost("tokens that workers read", float64(tokens.Rows)/lasted.Seconds(), 2*float64(r.Clients+r.Workers), "1/s", "%d clients, %d workers", r.Clients, r.Workers)
+	// Each transaction overwrites a version, and what is younger than the retention stays.
+	r.atLeast("versions collected, of those overwritten", float64(removed)/float64(l.committed), max(0, 1-30/lasted.Minutes()), "1", "%d versions; retention 10m, a run every 5m", removed)
 }
 
 // outage measures a minute without one tablet, and ten seconds in which the cluster refuses
@@ -155,7 +174,8 @@ type loaded struct {
 	requests          [10]float64
 }
 
-// load lets each client write one or two cells of random tables at random times.
+// load lets each client write one or two cells of random tables at random times: random rows, or
+// w.rows rows of its own in turn.
 func (w *world) load(clients []*txn.Client, rate float64, lasts time.Duration) *loaded {
 	w.Helper()
 	return w.loadWithout(clients, rate, lasts, func(int, string) bool { return false })
@@ -172,6 +192,7 @@ func (w *world) loadWithout(clients []*txn.Client, rate float64, lasts time.Dura
 		all.Go(func() {
 			rnd := rand.New(rand.NewPCG(uint64(i), 1))
 			var own sync.WaitGroup
+			turn := 0
 			for {
 				time.Sleep(time.Duration(rnd.ExpFloat64() * pause * float64(time.Second)))
 				at := time.Since(start)
@@ -179,6 +200,10 @@ func (w *world) loadWithout(clients []*txn.Client, rate float64, lasts time.Dura
 					break
 				}
 				n, row, more := rnd.IntN(w.tables), key(rnd.IntN(1<<30)), rnd.IntN(10) == 0
+				if w.rows > 0 {
+					row = key(i + turn%w.rows*len(clients))
+				}
+				turn++
 				table := tableName(n)
 				own.Go(func() {
 					began := time.Now()

@@ -176,6 +176,7 @@ type world struct {
 	*run
 	tables   int
 	observed int // how many of them have observers
+	rows     int // that each client of load overwrites in turn; 0: random ones
 	cluster  *model.Cluster
 	env      *txntest.Env
 	served   served            // without a local oracle, clients use the direct one
