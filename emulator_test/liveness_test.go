@@ -304,7 +304,7 @@ func TestTokensAreRemoved(t *testing.T) {
 		}
 		for range 3 {
 			faults := txntest.NewFaults(t)
-			c := env.NewClient(txn.Config{}, faults.DialOptions()...)
+			c := env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...)
 			mustSet(t, c, "1", "bob")
 			synctest.Wait()
 			faults.Kill()
