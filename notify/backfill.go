@@ -2,11 +2,13 @@ package notify
 
 import (
 	"context"
+	"fmt"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // backfillBatch is how many cells Backfill notifies with one request.
@@ -25,12 +27,20 @@ const backfillBatch = 500
 // progress, if not nil, is called after each batch with the number of cells notified so
 // far and the last of their rows. After an error the cells up to that row are notified,
 // and another call may begin with it. Backfill fails with txn.ErrSchema if the column has
-// no observer.
+// no observer. If observers of a pattern cannot acknowledge changes of some cells, because the names of
+// these are too long, Backfill notifies all others, and then fails with txn.ErrLimit.
 func Backfill(ctx context.Context, client *txn.Client, table string, column txn.Column, rs bigtable.RowSet, progress func(cells int, row string)) (cells int, err error) {
 	snapshot, err := client.Snapshot(ctx)
 	if err != nil {
 		return 0, err
 	}
+	var observed []changes.ObservedColumn
+	if column.IsPattern() {
+		if observed, err = changes.ObservedColumns(ctx, client, table); err != nil {
+			return 0, err
+		}
+	}
+	tooLong, first := 0, "" // cells
 	var batch []txn.Cell
 	send := func() error {
 		if err := changes.Notify(ctx, client, batch...); err != nil {
@@ -53,7 +63,16 @@ func Backfill(ctx context.Context, client *txn.Client, table string, column txn.
 		}
 		for family, items := range row {
 			for _, item := range items {
-				batch = append(batch, txn.Cell{Table: table, Row: row.Key(), Family: family, Qualifier: item.Column[len(family)+1:]})
+				cell := txn.Cell{Table: table, Row: row.Key(), Family: family, Qualifier: item.Column[len(family)+1:]}
+				if id := changes.CannotAcknowledge(observed, cell); id != "" {
+					if tooLong++; tooLong == 1 {
+						first = fmt.Sprintf("%s, observer %s", cell, id)
+					}
+					if _, ok := changes.Watching(observed, table, cell.Column()); !ok {
+						continue
+					}
+				}
+				batch = append(batch, cell)
 				if len(batch) == backfillBatch {
 					if err := send(); err != nil {
 						return cells, err
@@ -62,5 +81,8 @@ func Backfill(ctx context.Context, client *txn.Client, table string, column txn.
 			}
 		}
 	}
-	return cells, send()
+	if err = send(); err == nil && tooLong > 0 {
+		err = format.Limitf("backfill of %s: %d cells have names that are too long for acknowledgments: they can be read and deleted, without runs of the observer. The first is %s", column, tooLong, first)
+	}
+	return cells, err
 }

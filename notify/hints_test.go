@@ -1,7 +1,10 @@
 package notify_test
 
 import (
+	"context"
+	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -50,5 +53,70 @@ func TestHintsFromOtherProcesses(t *testing.T) {
 	}
 	if s := w.Stats(); s.Hinted != 1 {
 		t.Errorf("%+v, want one hint", s)
+	}
+}
+
+// TestHintsOfPatterns: a cell that another process commits is hinted once for its column and once for
+// each pattern that it is in, so that it reaches a worker of each. Cells of other families cost
+// nothing.
+func TestHintsOfPatterns(t *testing.T) {
+	oracle := hintingOracle{tso.NewLocal(tso.LocalConfig{}), tso.NewMemoryHints()}
+	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
+	env.CreateTable("docs", "d", "other")
+	ran := make(chan string, 100)
+	var workers []*notify.Worker
+	watched := []column{patternOf(""), patternOf("tag/"), columnOf("docs", "d", "tag/a")}
+	for i, of := range watched { // before the workers, so that all know all
+		register(t, env.Client, of, fmt.Sprint("o", i), false)
+	}
+	for i, of := range watched {
+		scanner := &notify.Scanner{MinInterval: time.Hour, MaxInterval: time.Hour}
+		w, err := notify.NewWorker(env.NewClient(txn.Config{Oracle: oracle, TokenTTL: -1}), notify.Config{Finder: scanner, OnEvent: func(e notify.Event) {
+			if e.Outcome == notify.Committed {
+				ran <- e.Observer + " " + e.Cell.Row + "/" + e.Cell.Qualifier
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		handle(t, w, fmt.Sprint("o", i), of, func(context.Context, *txn.Txn, txn.Cell) error { return nil })
+		start(t, w)
+		for oracle.Stats().Subscribers <= i || i == 0 && scanner.Stats().Pieces == 0 { // neither gives a signal; the first worker scans for all
+			runtime.Gosched()
+		}
+		workers = append(workers, w)
+	}
+	writer := env.NewClient(txn.Config{Oracle: oracle, TokenTTL: -1})
+	for _, test := range []struct {
+		qualifier string
+		runs      []string
+	}{
+		{"tag/a", []string{"o0 r\x00/tag/a", "o1 r\x00/tag/a", "o2 r\x00/tag/a"}},
+		{"tag/\x00\xff", []string{"o0 r\x00/tag/\x00\xff", "o1 r\x00/tag/\x00\xff"}},
+		{"", []string{"o0 r\x00/"}},
+	} {
+		before := oracle.Stats().Received
+		put(t, writer, columnOf("docs", "d", test.qualifier), "r\x00", "v")
+		var runs []string
+		for range test.runs {
+			runs = append(runs, <-ran)
+		}
+		slices.Sort(runs)
+		if !slices.Equal(runs, test.runs) {
+			t.Errorf("runs %q, want %q", runs, test.runs)
+		}
+		if n := int(oracle.Stats().Received - before); n != len(test.runs) {
+			t.Errorf("%d hints of %q, want %d", n, test.qualifier, len(test.runs))
+		}
+	}
+	before := oracle.Stats().Received
+	put(t, writer, columnOf("docs", "other", "tag/a"), "r", "v")
+	if n := oracle.Stats().Received - before; n != 0 {
+		t.Errorf("%d hints of a cell that nobody watches", n)
+	}
+	for i, w := range workers {
+		if s := w.Stats(); s.Hinted != int64(3-i) || s.Found != 0 {
+			t.Errorf("worker %d: %+v", i, s)
+		}
 	}
 }

@@ -287,28 +287,3 @@ func TestPatternOfAnEarlierRelease(t *testing.T) {
 		}
 	})
 }
-
-// TestPatternLongQualifiers: a write whose acknowledgment could not be stored fails, and not the
-// observer without end.
-func TestPatternLongQualifiers(t *testing.T) {
-	virtual(t, func(t *testing.T, env *txntest.Env) {
-		register(t, env.Client, patternOf("tag/"), "tags", false)
-		write := func(q string) error {
-			_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-				tx.Table("docs").Set("r", "d", q, nil)
-				return nil
-			})
-			return err
-		}
-		long := strings.Repeat("x", format.MaxColumnKey-len("_ack:d:tag//tags"))
-		if err := write("tag/" + long); err != nil {
-			t.Errorf("the longest qualifier: %v", err)
-		}
-		if err := write("tag/" + long + "x"); !errors.Is(err, txn.ErrLimit) {
-			t.Errorf("a longer one: %v", err)
-		}
-		if err := write("tog/" + long + "x"); err != nil {
-			t.Errorf("beside the pattern: %v", err)
-		}
-	})
-}

@@ -56,11 +56,28 @@ func Watching(all []ObservedColumn, table string, column format.Column) (o Obser
 	o = ObservedColumn{Table: table, Column: column}
 	for _, other := range all {
 		if other.Table == table && other.Column.Matches(column) {
-			o.Observers, o.Weak, ok = append(o.Observers, other.Observers...), o.Weak || other.Weak, true
+			own := format.Acknowledging(column, other.Observers)
+			o.Observers, o.Weak, ok = append(o.Observers, own...), o.Weak || other.Weak, ok || len(own) > 0 || len(other.Observers) == 0
 		}
 	}
 	slices.Sort(o.Observers)
 	return o, ok
+}
+
+// CannotAcknowledge returns the first observer that watches a cell, and that cannot acknowledge
+// changes of it, because the name of its acknowledgment would be too long; "": none. Such an observer
+// watches a pattern. It does not run for the cell, and transactions can only read and delete the cell.
+func CannotAcknowledge(all []ObservedColumn, cell format.Cell) (observer string) {
+	for _, o := range all {
+		if o.Table == cell.Table && o.Column.Matches(cell.Column()) {
+			for _, id := range o.Observers {
+				if !format.CanAcknowledge(cell.Column(), id) {
+					return id
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // RegisterObserver adds an observer to a column, or to all columns of a [txn.Pattern]. To register it again is
@@ -72,6 +89,10 @@ func Watching(all []ObservedColumn, table string, column format.Column) (o Obser
 // notify cells, whether it runs observers or not. Running clients notice a new
 // observer up to Config.SchemaMaxAge later. Changes that they commit before that
 // may have no notification; see notify.Backfill.
+//
+// A pattern may contain cells whose names are too long for acknowledgments of the observer; it reads no
+// data, so it cannot tell. These cells can still be read and deleted, without runs, and Backfill reports
+// them.
 func RegisterObserver(ctx context.Context, client *txn.Client, table string, col format.Column, observer string, weak bool) error {
 	c := access.ResolverOf(client)
 	if err := CheckRegistration(table, col, observer); err != nil {
@@ -121,7 +142,7 @@ func CheckRegistration(table string, column format.Column, observer string) erro
 	if err := format.CheckObserver(observer); err != nil {
 		return err
 	}
-	if key := format.AckColumn(column, observer).Key(); len(key) > format.MaxColumnKey {
+	if key := format.AckColumn(column, observer).Key(); !format.CanAcknowledge(column, observer) {
 		return format.Limitf("acknowledgment column %q has %d bytes; %d are allowed", key, len(key), format.MaxColumnKey)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -69,6 +70,21 @@ func DecodeNotifyCell(ts tso.Timestamp, value []byte) NotifyCell {
 // observer of column c: the paper's c:ack_O.
 func AckColumn(c Column, observer string) Column {
 	return Column{Family: AckFamily, Qualifier: c.Key() + "/" + observer}
+}
+
+// CanAcknowledge reports whether the name of the acknowledgment column is not too long.
+func CanAcknowledge(c Column, observer string) bool {
+	return len(AckFamily)+len(c.Family)+len(c.Qualifier)+len(observer)+len("::/") <= MaxColumnKey
+}
+
+// Acknowledging returns those observers that can acknowledge changes of the column. A pattern may
+// contain columns with longer names than its observers can acknowledge.
+func Acknowledging(c Column, observers []string) []string {
+	cannot := func(id string) bool { return !CanAcknowledge(c, id) }
+	if !slices.ContainsFunc(observers, cannot) {
+		return observers
+	}
+	return slices.DeleteFunc(slices.Clone(observers), cannot)
 }
 
 // ObserverOf returns the observed column and the observer that an acknowledgment column

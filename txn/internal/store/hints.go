@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"encoding/binary"
 	"strings"
 	"sync"
 
@@ -18,6 +19,8 @@ type Hints struct {
 	next     int
 	watchers map[int]func(format.Cell) bool
 	Carrier  tso.Hints // nil: none beyond this process
+	// registered returns the column of a cell, if it is registered, and the patterns that it is in.
+	registered func(format.Cell) []format.Column
 }
 
 // Watch calls f with each cell that this client has notified, once its notify cell exists. f
@@ -39,7 +42,8 @@ func (h *Hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
 	}
 }
 
-// Publish offers cells whose notify cells exist to the watchers, and to the carrier.
+// Publish offers cells whose notify cells exist to the watchers, and to the carrier. The carrier gets
+// a hint for each registration that a cell is in: for its column, and for each pattern.
 func (h *Hints) Publish(cells ...format.Cell) {
 	if len(cells) == 0 {
 		return
@@ -47,10 +51,38 @@ func (h *Hints) Publish(cells ...format.Cell) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for _, cell := range cells {
-		if !h.offer(cell) && h.Carrier != nil {
-			h.Carrier.PublishHints(tso.Hint{Topic: hintTopic(cell.Table, cell.Column()), Key: cell.Row})
+		if h.offer(cell) || h.Carrier == nil {
+			continue
+		}
+		for _, of := range h.registered(cell) {
+			h.Carrier.PublishHints(tso.Hint{Topic: hintTopic(cell.Table, of), Key: hintKey(of, cell)})
 		}
 	}
+}
+
+// hintKey is the key of a hint: the row. That of a pattern's hint begins with the cell's qualifier,
+// after its length.
+func hintKey(of format.Column, cell format.Cell) string {
+	if !of.IsPattern() {
+		return cell.Row
+	}
+	return string(binary.AppendUvarint(nil, uint64(len(cell.Qualifier)))) + cell.Qualifier + cell.Row
+}
+
+// hinted returns the cell of a hint.
+func hinted(hint tso.Hint) (cell format.Cell, ok bool) {
+	table, topic, _ := strings.Cut(hint.Topic, "\x00")
+	of, ok := format.SplitColumn(topic)
+	if !ok || !of.IsPattern() {
+		return format.Cell{Table: table, Row: hint.Key, Family: of.Family, Qualifier: of.Qualifier}, ok
+	}
+	size, n := binary.Uvarint([]byte(hint.Key))
+	if n <= 0 || size > uint64(len(hint.Key)-n) {
+		return cell, false
+	}
+	name := hint.Key[n:]
+	cell = format.Cell{Table: table, Row: name[size:], Family: of.RealFamily(), Qualifier: name[:size]}
+	return cell, of.Matches(cell.Column())
 }
 
 // offer offers a cell to the watchers, and reports whether one took it. h.mu is held.
@@ -64,7 +96,7 @@ func (h *Hints) offer(cell format.Cell) bool {
 }
 
 // Subscribe calls f with cells that other processes notified, until ctx ends. columns are the
-// columns of interest by table. Each hint reaches one subscriber of all. Without a carrier,
+// columns and patterns of interest by table. Each hint reaches one subscriber of all. Without a carrier,
 // Subscribe returns nil at once.
 func (h *Hints) Subscribe(ctx context.Context, columns map[string][]format.Column, f func(format.Cell)) error {
 	if h.Carrier == nil || len(columns) == 0 {
@@ -77,9 +109,8 @@ func (h *Hints) Subscribe(ctx context.Context, columns map[string][]format.Colum
 		}
 	}
 	return h.Carrier.SubscribeHints(ctx, topics, func(hint tso.Hint) {
-		table, key, _ := strings.Cut(hint.Topic, "\x00")
-		if col, ok := format.SplitColumn(key); ok {
-			f(format.Cell{Table: table, Row: hint.Key, Family: col.Family, Qualifier: col.Qualifier})
+		if cell, ok := hinted(hint); ok {
+			f(cell)
 		}
 	})
 }

@@ -37,6 +37,8 @@ func CheckNotifiable(ctx context.Context, s *Store, cell format.Cell, weak bool)
 		registration, ok = schema.Registration(cell.Column())
 	}
 	switch {
+	case !ok && schema.checkNames(cell) != nil:
+		return schema.checkNames(cell)
 	case !ok:
 		return fmt.Errorf("percolator: notification of %s: %w: no observer is registered for column %s of table %q; register one with changes.RegisterObserver, or start its worker", cell, format.ErrSchema, cell.Column(), cell.Table)
 	case weak && !registration.Weak:
@@ -45,13 +47,22 @@ func CheckNotifiable(ctx context.Context, s *Store, cell format.Cell, weak bool)
 	return nil
 }
 
-// WriteNotifications sets the notify cells of cells at ts. value is that of all notify cells.
+// maxNotifyOps is how many notify cells of a row a mutation sets at most.
+const maxNotifyOps = 1000
+
+// WriteNotifications sets the notify cells of cells at ts. value is that of all notify cells. Cells of
+// a row that follow each other are set by one mutation: Bigtable would apply several one by one.
 func WriteNotifications(ctx context.Context, s *Store, cells []format.Cell, ts tso.Timestamp, value []byte) error {
 	byTable := map[string][]RowMutation{}
 	for _, cell := range cells {
-		m := bigtable.NewMutation()
-		m.Set(format.NotifyFamily, cell.Column().Key(), ts.Cell(), value)
-		byTable[cell.Table] = append(byTable[cell.Table], RowMutation{Row: cell.Row, Mut: m, Ops: 1})
+		muts := byTable[cell.Table]
+		if n := len(muts); n == 0 || muts[n-1].Row != cell.Row || muts[n-1].Ops == maxNotifyOps {
+			muts = append(muts, RowMutation{Row: cell.Row, Mut: bigtable.NewMutation()})
+			byTable[cell.Table] = muts
+		}
+		last := &muts[len(muts)-1]
+		last.Mut.Set(format.NotifyFamily, cell.Column().Key(), ts.Cell(), value)
+		last.Ops++
 	}
 	return s.Mutate(ctx, byTable)
 }

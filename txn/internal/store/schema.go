@@ -91,21 +91,62 @@ func (s *Schema) ReadFamilies() []string {
 // HasFamily reports whether a transaction can write family f.
 func (s *Schema) HasFamily(f string) bool { return slices.Contains(s.Families, f) }
 
+// has reports whether the column itself is registered.
+func (s *Schema) has(c format.Column) bool {
+	_, ok := s.Observed[c]
+	return ok
+}
+
+// registrations returns the column, if it is registered, and the patterns that it is in. Without
+// patterns in the table it returns the column.
+func (s *Schema) registrations(c format.Column) (all []format.Column) {
+	if len(s.patterns) == 0 || s.has(c) {
+		all = append(all, c)
+	}
+	for _, p := range s.patterns {
+		if p.Matches(c) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
 // IsObserved reports whether a commit of the column sets its notify cell.
 func (s *Schema) IsObserved(c format.Column) bool {
-	_, ok := s.Observed[c]
-	return ok || slices.ContainsFunc(s.patterns, func(p format.Column) bool { return p.Matches(c) })
+	return s.has(c) || slices.ContainsFunc(s.patterns, func(p format.Column) bool {
+		ids := s.Observed[p].Observers
+		return p.Matches(c) && (len(ids) == 0 || len(format.Acknowledging(c, ids)) > 0)
+	})
 }
 
 // Registration returns the observers of a column: its own, and those of the patterns that it is in.
+// An observer that cannot acknowledge changes of the column is not among them.
 func (s *Schema) Registration(c format.Column) (r Registration, ok bool) {
 	r, ok = s.Observed[c]
 	for _, p := range s.patterns {
 		if p.Matches(c) {
-			r.Observers, ok = slices.Concat(r.Observers, s.Observed[p].Observers), true
+			all := s.Observed[p].Observers
+			own := format.Acknowledging(c, all)
+			r.Observers, ok = slices.Concat(r.Observers, own), ok || len(own) > 0 || len(all) == 0
 		}
 	}
 	return r, ok
+}
+
+// checkNames returns an error that matches format.ErrLimit if a pattern has an observer that
+// cannot acknowledge changes of the cell.
+func (s *Schema) checkNames(cell format.Cell) error {
+	for _, p := range s.patterns {
+		if !p.Matches(cell.Column()) {
+			continue
+		}
+		for _, id := range s.Observed[p].Observers {
+			if !format.CanAcknowledge(cell.Column(), id) {
+				return format.Limitf("%s: the acknowledgment column of observer %s, which watches %s, would have %d bytes; %d are allowed. The cell can be read and deleted, without runs of this observer", cell, id, p, len(format.AckColumn(cell.Column(), id).Key()), format.MaxColumnKey)
+			}
+		}
+	}
+	return nil
 }
 
 // noFamily is the error of a read or write of a family that the table does not have.
@@ -156,14 +197,9 @@ func (s *Schema) CheckWrite(table string, w *Write, keeps []string) error {
 	if w.Kind != format.KindLock && s.Observed[w.Cell.Column()].Weak {
 		return fmt.Errorf("percolator: write of %s: %w: the column is for weak notifications: transactions can notify it, but not write it", w.Cell, format.ErrSchema)
 	}
-	for _, p := range s.patterns {
-		if w.Kind == format.KindLock || !p.Matches(w.Cell.Column()) {
-			continue
-		}
-		for _, id := range s.Observed[p].Observers {
-			if key := format.AckColumn(w.Cell.Column(), id); len(key.Key()) > format.MaxColumnKey {
-				return format.Limitf("write of %s: the acknowledgment column of observer %s, which watches %s, would have %d bytes; %d are allowed", w.Cell, id, p, len(key.Key()), format.MaxColumnKey)
-			}
+	if w.Kind == format.KindPut {
+		if err := s.checkNames(w.Cell); err != nil {
+			return err
 		}
 	}
 	for _, i := range s.Indexes {
