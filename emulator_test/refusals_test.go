@@ -144,16 +144,22 @@ func TestRefusedCommitBesideUnansweredRollback(t *testing.T) {
 // and waits until its locks have expired.
 func leaveLocks(t *testing.T, env *txntest.Env, died txntest.Step) {
 	t.Helper()
+	leaveLocksOn(t, env, txn.Config{TokenTTL: -1}, died, "bob", "joe")
+	advance(time.Minute)
+}
+
+// leaveLocksOn makes a client die before a step of a transaction that sets rows.
+func leaveLocksOn(t *testing.T, env *txntest.Env, cfg txn.Config, died txntest.Step, rows ...string) {
+	t.Helper()
 	faults := txntest.NewFaults(t)
 	rule := faults.OnStep(died, txntest.Crash)
-	victim := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+	victim := env.NewClient(cfg, faults.DialOptions()...)
 	ctx, cancel := context.WithCancel(t.Context())
-	owner := commitInBackground(ctx, beginSet(t, victim, "9", "bob", "joe"))
+	owner := commitInBackground(ctx, beginSet(t, victim, "9", rows...))
 	<-rule.Fired()
 	faults.Kill()
 	cancel()
 	<-owner
-	advance(time.Minute)
 }
 
 // If one prewrite fails, Commit returns its error. Before the fix a prewrite that was

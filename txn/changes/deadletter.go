@@ -1,6 +1,7 @@
 package changes
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -153,7 +154,7 @@ func Replay(ctx context.Context, client *txn.Client, d DeadLetter) error {
 // the observer. After an error the letter may exist or not.
 func Drop(ctx context.Context, client *txn.Client, d DeadLetter) error {
 	c := access.ResolverOf(client)
-	if err := d.check(); err != nil {
+	if err := cmp.Or(d.check(), c.CheckOpen()); err != nil {
 		return err
 	}
 	m := bigtable.NewMutation()

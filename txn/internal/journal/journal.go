@@ -303,6 +303,9 @@ func (j *Journal) Read(ctx context.Context, tables []string, n, of int, fn func(
 	if len(rs) == 0 {
 		return nil // no range would be all rows
 	}
+	if err := j.store.CheckOpen(); err != nil {
+		return err
+	}
 	return j.read(ctx, rs, fn)
 }
 

@@ -183,6 +183,9 @@ func (s *Store) registered(cell format.Cell) []format.Column {
 // TableNames returns the transactional tables of the deployment, in order.
 func (s *Store) TableNames(ctx context.Context) ([]string, error) {
 	var names []string
+	if err := s.CheckOpen(); err != nil {
+		return nil, err
+	}
 	err := s.Metadata.ReadRows(ctx, bigtable.PrefixRange(SchemaRowPrefix), func(r bigtable.Row) bool {
 		names = append(names, r.Key()[len(SchemaRowPrefix):])
 		return true
@@ -277,6 +280,9 @@ func (s *Store) pages(ctx context.Context, name string, rs bigtable.RowSet, once
 // MetadataRows calls fn with the rows of the metadata table that begin with prefix, and the
 // value of one of their columns, until fn returns false or an error.
 func (s *Store) MetadataRows(ctx context.Context, prefix, qualifier string, fn func(bigtable.Row, []byte) (bool, error)) error {
+	if err := s.CheckOpen(); err != nil {
+		return err
+	}
 	column := func(*Table) bigtable.Filter { return Interleave(ExactColumn(DeployFamily, qualifier)) }
 	return s.Metadata.pages(ctx, bigtable.PrefixRange(prefix), false, column, func(_ *Table, page []bigtable.Row) (bool, error) {
 		for _, r := range page {

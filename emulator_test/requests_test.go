@@ -1,0 +1,61 @@
+package emulator_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// TestRequestsOfOperations counts the requests of every operation of a new client, and says what it
+// returned. testdata/requests.txt lists them. A mistake in what a client remembers, or asks twice,
+// changes no result, and shows here.
+func TestRequestsOfOperations(t *testing.T) {
+	all := damagedOperations()
+	delete(all, "write collection") // its reads of the safe point come at any time
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		synctest.Test(t, func(t *testing.T) {
+			env := newAcknowledged(t) // two locks would be resolved in any order
+			env.CreateTable("b", "f")
+			var mu sync.Mutex
+			var requests map[string]int
+			c := env.NewClient(txn.Config{TokenTTL: -1}, intercept(func(call txntest.Call) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if requests != nil {
+					requests[fmt.Sprintf("%s %s", cmp.Or(call.Step, "other"), call.Method)]++
+				}
+				return nil
+			})...)
+			count := func() string {
+				mu.Lock()
+				requests = map[string]int{}
+				mu.Unlock()
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+				defer cancel()
+				result := outcomeOf(all[name](ctx, c))
+				synctest.Wait() // what it does in the background
+				mu.Lock()
+				defer mu.Unlock()
+				var list []string
+				for _, r := range slices.Sorted(maps.Keys(requests)) {
+					list = append(list, fmt.Sprintf("%d %s", requests[r], r))
+				}
+				requests = nil
+				return result + ": " + strings.Join(list, ", ")
+			}
+			fmt.Fprintf(&out, "%s\n\tfirst: %s\n\tagain: %s\n", name, count(), count())
+		})
+	}
+	compareWith(t, "testdata/requests.txt", out.String())
+}
