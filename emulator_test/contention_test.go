@@ -246,15 +246,17 @@ func TestLatePrewriteOfAConflict(t *testing.T) {
 		<-held.Fired()
 		tx := beginSet(t, c, "2", "joe", "bob") // younger, so it does not wait
 		late := faults.On("first prewrite of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.Delay, 1)
-		again := faults.On("second prewrite of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.DropRequest, 1)
+		again := faults.On("later prewrites of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.DropRequest, 0)
+		conflict := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1) // else it could end the commit first
 		abort := faults.OnStep(txntest.StepAbort, txntest.Hold)
 		done := commitInBackground(t.Context(), tx)
+		<-again.Fired()
+		conflict.Release()
 		select {
 		case <-abort.Fired():
 		case o := <-done:
 			t.Fatalf("%v; want it to remove the lock", o.err)
 		}
-		<-again.Fired()
 		late.Release()
 		abort.Release()
 		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
