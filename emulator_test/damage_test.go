@@ -30,7 +30,6 @@ var updateTables = flag.Bool("update-tables", false, "let tests write the tables
 var damages = map[string][]byte{
 	"garbage":         {0xff},
 	"another version": {1 << 3, 99},
-	"empty":           {},
 }
 
 // damagedOperations are those of TestOperationsRefusedAtEveryRequest and of
