@@ -53,11 +53,7 @@ func Backfill(ctx context.Context, client *txn.Client, table string, column txn.
 		batch = batch[:0]
 		return nil
 	}
-	what := txn.Columns(column)
-	if column.IsPattern() {
-		what = txn.Qualifiers(column.RealFamily(), column.Qualifier, txn.PrefixEnd(column.Qualifier))
-	}
-	for row, err := range snapshot.Table(table).ReadRows(ctx, rs, what, txn.KeysOnly()) {
+	for row, err := range snapshot.Table(table).ReadRows(ctx, rs, Watched(column), txn.KeysOnly()) {
 		if err != nil {
 			return cells, err
 		}
@@ -85,4 +81,12 @@ func Backfill(ctx context.Context, client *txn.Client, table string, column txn.
 		err = format.Limitf("backfill of %s: %d cells have names that are too long for acknowledgments: they can be read and deleted, without runs of the observer. The first is %s", column, tooLong, first)
 	}
 	return cells, err
+}
+
+// Watched selects the cells that an observer of a column, or of a pattern, watches.
+func Watched(column txn.Column) txn.ReadOption {
+	if column.IsPattern() {
+		return txn.Qualifiers(column.RealFamily(), column.Qualifier, txn.PrefixEnd(column.Qualifier))
+	}
+	return txn.Columns(column)
 }

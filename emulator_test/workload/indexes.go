@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,8 +153,8 @@ func Indexes() *Workload {
 	}
 }
 
-// A turner creates and drops the index by-n in turn, in the background of a process. Each time
-// it has created the index, it compares both indexes with all rows.
+// A turner creates and drops the index by-n in turn, in the background of a process. Before each
+// drop it compares both indexes with all rows.
 type turner struct {
 	x *index.Indexes
 
@@ -173,8 +174,9 @@ func (t *turner) stop() {
 
 // The changes of indexes that a turner counts.
 const (
-	IndexesCreated = "indexes created and verified"
-	IndexesDropped = "indexes dropped"
+	IndexesCreated  = "indexes created"
+	IndexesVerified = "indexes verified"
+	IndexesDropped  = "indexes dropped"
 )
 
 func (t *turner) counts() map[string]int {
@@ -226,21 +228,26 @@ func (t *turner) step(ctx context.Context, c *txn.Client) error {
 
 func (t *turner) turn(ctx context.Context, c *txn.Client) error {
 	s, err := t.x.State(ctx, c, "by-n")
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case s == index.Ready || s == index.Dropping:
-		return t.count(IndexesDropped, t.x.Drop(ctx, c, "by-n"))
 	}
-	var wrong error
-	err = t.x.Create(ctx, c, "by-n", nil)
-	for _, name := range []string{"by-n", "by-slot"} {
-		if err == nil {
-			err = t.x.Verify(ctx, c, name, func(p index.Problem) { wrong = errors.Join(wrong, broken("%v", p)) })
+	if s != index.Ready && s != index.Dropping {
+		return t.count(IndexesCreated, t.x.Create(ctx, c, "by-n", nil))
+	}
+	if s == index.Ready {
+		// Before the drop: the other processes drop it as soon as they see it ready.
+		if err := t.count(IndexesVerified, t.verify(ctx, c)); err != nil {
+			return err
 		}
 	}
-	if wrong != nil {
-		return wrong
+	return t.count(IndexesDropped, t.x.Drop(ctx, c, "by-n"))
+}
+
+// verify compares both indexes with all rows.
+func (t *turner) verify(ctx context.Context, c *txn.Client) (err error) {
+	var wrong error
+	for _, name := range []string{"by-n", "by-slot"} {
+		err = errors.Join(err, t.x.Verify(ctx, c, name, func(p index.Problem) { wrong = errors.Join(wrong, broken("%v", p)) }))
 	}
-	return t.count(IndexesCreated, err)
+	return cmp.Or(wrong, err)
 }

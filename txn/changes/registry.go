@@ -98,6 +98,9 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 	if err := CheckRegistration(table, col, observer); err != nil {
 		return err
 	}
+	if weak && col.IsPattern() {
+		return format.Invalidf("observer %s: a pattern (%s) cannot take weak notifications: no transaction can write such columns", observer, col)
+	}
 	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
 		if !slices.Contains(m.Families, col.RealFamily()) {
 			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.RealFamily(), strings.Join(m.Families, ", "))
@@ -114,8 +117,6 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 			}
 		}
 		switch {
-		case weak && col.IsPattern():
-			return format.Invalidf("observer %s: a pattern (%s) cannot take weak notifications: no transaction can write such columns", observer, col)
 		case entry == nil:
 			entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
 			m.Observed = append(m.Observed, entry)

@@ -113,6 +113,9 @@ func (b *backfilled) verdict(ctx context.Context, r session.Range, err error) er
 	if err == nil {
 		return nil
 	}
+	if errors.Is(err, txn.ErrLimit) {
+		return fmt.Errorf("%s notified; %w", cli.Count(b.Cells, "cell"), err)
+	}
 	goOn := "to continue, run the command again"
 	if b.LastRow != "" {
 		goOn += " with --start " + b.LastRow
@@ -131,11 +134,11 @@ func (o *backfillOptions) count(ctx context.Context, s *session.Session, rows bi
 	if err != nil {
 		return 0, err
 	}
-	for _, err := range snapshot.Table(o.table).ReadRows(ctx, rows, txn.Columns(o.column)) {
+	for row, err := range snapshot.Table(o.table).ReadRows(ctx, rows, notify.Watched(o.column), txn.KeysOnly()) {
 		if err != nil {
 			return n, err
 		}
-		n++
+		n += len(row[o.column.RealFamily()])
 		s.Progress.Set("%s so far", cli.Count(n, "cell"))
 	}
 	return n, nil

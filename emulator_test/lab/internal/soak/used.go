@@ -27,7 +27,7 @@ const (
 	usedMarks    = "marks collected"
 )
 
-var features = []string{usedBatches, usedStale, usedAhead, usedLatest, usedPasses, usedReplays, usedGC, usedVersions, usedMarks, workload.IndexesCreated, workload.IndexesDropped}
+var features = []string{usedBatches, usedStale, usedAhead, usedLatest, usedPasses, usedReplays, usedGC, usedVersions, usedMarks, workload.IndexesCreated, workload.IndexesVerified, workload.IndexesDropped}
 
 // missing returns the faults and features that a soak should have had and did not have. A
 // soak with few histories need not have all.
