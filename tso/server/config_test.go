@@ -13,7 +13,7 @@ import (
 )
 
 func TestServerConfig(t *testing.T) {
-	for _, cfg := range []server.Config{{Lease: time.Millisecond}, {Lease: time.Hour}, {RPCTimeout: -1}, {MaxStep: -1}, {GraceTimeout: -1}} {
+	for _, cfg := range []server.Config{{Lease: time.Millisecond}, {Lease: time.Hour}, {RPCTimeout: -1}, {MaxStep: -1}, {GraceTimeout: -1}, {Name: "\xff"}, {Address: "\xff:1"}} {
 		if _, err := server.New(nil, cfg); err == nil {
 			t.Errorf("accepted %+v", cfg)
 		}

@@ -21,9 +21,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -162,7 +164,12 @@ func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
 	}
 	if cfg.Name == "" {
 		host, _ := os.Hostname()
-		cfg.Name = fmt.Sprintf("%s/%d", cmp.Or(host, "unknown"), os.Getpid())
+		cfg.Name = fmt.Sprintf("%s/%d", cmp.Or(strings.ToValidUTF8(host, "?"), "unknown"), os.Getpid())
+	}
+	for _, s := range []string{cfg.Name, cfg.Address} {
+		if !utf8.ValidString(s) {
+			return nil, fmt.Errorf("tso: server.Config: the name or address %q is not UTF-8, and cannot be stored", s)
+		}
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
