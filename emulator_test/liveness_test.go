@@ -165,20 +165,41 @@ func TestHungHeartbeat(t *testing.T) {
 	})
 }
 
-// A lock whose owner has no token is live until its ttl ends: a missing token says
-// nothing about the owner.
-func TestMissingToken(t *testing.T) {
+// A client that could not write its token is alive until its lock's ttl ends.
+func TestLockWithoutToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{})
-		mustSet(t, a, "1", "warm") // writes the token
-		synctest.Wait()
+		token := faults.OnStep(txntest.StepToken, txntest.Crash)
 		owner := holdCommit(t, a, faults)
-		m := bigtable.NewMutation()
-		m.DeleteRow()
-		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "worker/"+admin.Owner(a), m); err != nil {
-			t.Fatal(err)
-		}
+		<-token.Fired()
 		owner.wantAlive(env)
+	})
+}
+
+// The token of a client that died is removed after an hour, and that of a closed client at once.
+// From then on nobody waits for its locks. Before the fix they blocked others for their ttl.
+func TestRemovedToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, _, _ := newFaultyClient(t, txn.Config{})
+		leaveLocksOn(t, env, txn.Config{LockTTL: 24 * time.Hour}, txntest.StepCommit, "bob", "joe")
+		for l, err := range admin.Locks(t.Context(), env.Client, "a", nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := bigtable.NewMutation()
+			m.DeleteRow()
+			if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "worker/"+l.Owner, m); err != nil {
+				t.Fatal(err)
+			}
+			if s, err := admin.ReadOwner(t.Context(), env.Client, l.Owner, l.StartTS); err != nil || s.State != admin.OwnerEnded {
+				t.Errorf("the owner of %v: %+v, %v", l.Cell, s, err)
+			}
+		}
+		began := time.Now()
+		wantValue(t, takeSnapshot(t, env.Client), "joe", "")
+		if took := time.Since(began); took > 0 {
+			t.Errorf("the read took %v", took)
+		}
 	})
 }
 

@@ -203,7 +203,7 @@ func lockOf(c *commit, w *store.Write) *format.Lock {
 		Primary:     c.primary,
 		Kind:        w.Kind,
 		TTL:         time.Since(c.txn.began) + c.txn.startAge + c.client.cfg.LockTTL,
-		Owner:       c.client.resolver.Token.Name,
+		Owner:       c.client.resolver.Token.Owner(),
 		Observed:    w.Observed,
 		TraceParent: c.traceParent,
 		Hops:        c.txn.hops,

@@ -255,8 +255,8 @@ func TestOwnerState(t *testing.T) {
 			t.Errorf("at %d, expiring at %d: %+v, %v; want %s", at, got.ExpiresTS, s, err, want)
 		}
 	}
-	for _, owner := range []string{"", "nobody"} {
-		if s, err := admin.ReadOwner(ctx, env.Client, owner, now); err != nil || s != (admin.OwnerStatus{State: admin.OwnerMissing}) {
+	for owner, want := range map[string]admin.OwnerState{"": admin.OwnerMissing, "nobody": admin.OwnerEnded} {
+		if s, err := admin.ReadOwner(ctx, env.Client, owner, now); err != nil || s != (admin.OwnerStatus{State: want}) {
 			t.Errorf("owner %q: %+v, %v", owner, s, err)
 		}
 	}

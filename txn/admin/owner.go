@@ -18,19 +18,19 @@ type OwnerState string
 
 // The states of a lock's owner.
 const (
-	// OwnerMissing: there is no token, or none that this release can read. The client
-	// may write none (Config.TokenTTL), was closed, or died more than an hour ago.
-	// Its locks live until their ttl.
+	// OwnerMissing: the lock names no token, because the client wrote none (Config.TokenTTL),
+	// or this release cannot read it. The lock lives until its ttl ends.
 	OwnerMissing OwnerState = "missing"
 	// OwnerFresh: the token was renewed in time, so the client counts as alive.
 	OwnerFresh OwnerState = "fresh"
 	// OwnerStale: the token was not renewed in time, so the client counts as dead.
 	// Any client may roll its locks back at once.
 	OwnerStale OwnerState = "stale"
+	// OwnerEnded: the client was closed, or died an hour ago, and its token was removed. As OwnerStale.
+	OwnerEnded OwnerState = "ended"
 )
 
-// An OwnerStatus is what a client's worker token says. If State is OwnerMissing, the
-// other fields are zero.
+// An OwnerStatus is what a client's worker token says. Without a token, only State is set.
 type OwnerStatus struct {
 	State OwnerState
 	// ExpiresTS is the oracle time at which the token becomes or became stale.
@@ -42,8 +42,7 @@ type OwnerStatus struct {
 	PID  int64
 }
 
-// Owner returns the token that client writes into its locks. It is empty if Config.TokenTTL
-// is negative.
+// Owner returns the token that client writes into its locks; empty if Config.TokenTTL is negative.
 func Owner(client *txn.Client) string { return access.ResolverOf(client).Token.Name }
 
 // ReadOwner reads the worker token of a lock's owner (Lock.Owner, which may be empty),
@@ -61,11 +60,12 @@ func readOwner(ctx context.Context, c *recovery.Resolver, owner string, now tso.
 	if err != nil {
 		return s, err
 	}
-	w, ok := recovery.DecodeToken(row)
-	if !ok {
-		return s, nil
+	if w, ok := recovery.DecodeToken(row); ok {
+		return newOwnerStatus(w, now), nil
+	} else if row == nil {
+		s.State = OwnerEnded
 	}
-	return newOwnerStatus(w, now), nil
+	return s, nil
 }
 
 func newOwnerStatus(w *recordpb.WorkerToken, now tso.Timestamp) OwnerStatus {

@@ -118,7 +118,10 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 				oldest = min(oldest, l.StartTS)
 			case l.Expired(now), since > 0:
 				recent++
-			case !known && l.ExpiresTS()-now > farEnd:
+			case !known && l.Owner != "" && l.StartTS < now-grace:
+				stranded++ // its token was removed
+				oldest = min(oldest, l.StartTS)
+			case l.Owner == "" && l.ExpiresTS()-now > farEnd:
 				silent++
 				last = max(last, l.ExpiresTS())
 			}
@@ -147,7 +150,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 		}
 		if silent > 0 {
 			r.find(Warning, table, fmt.Sprintf("%s of clients without a worker token, which may block others for %s", words.Count(silent, "lock"), words.Between(now, last)),
-				"nothing says whether the clients live: they were closed, died more than an hour ago, or write no tokens", "percctl lock list "+table+" --older-than 1h; docs/operations.md, A lock is stuck")
+				"nothing says whether the clients live", "percctl lock list "+table+" --older-than 1h; docs/operations.md, A lock is stuck")
 		}
 		return end
 	})

@@ -50,12 +50,12 @@ func Judge(s txn.Status, err error, locks []format.Lock, owner admin.OwnerStatus
 			first = &locks[i]
 		}
 	}
-	expires := first.ExpiresTS()
+	expires, dead := first.ExpiresTS(), deadOwner(owner, now)
 	switch {
 	case first.StartTS > now:
 		return aboveOracle(first)
-	case owner.State == admin.OwnerStale:
-		return Back, fmt.Sprintf("nothing at the primary, owner dead (token stale for %s): will be rolled back", words.Between(owner.ExpiresTS, now))
+	case dead != "":
+		return Back, "nothing at the primary, " + dead + ": will be rolled back"
 	case now >= expires:
 		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", words.Between(expires, now))
 	case first.Endless(now):
@@ -71,13 +71,24 @@ func aboveOracle(l *format.Lock) (Outcome, string) {
 	return Unknown, "it is above the oracle's time, so no transaction wrote it; percctl repair plan " + words.Line(l.Cell.Table) + " says what to do"
 }
 
+// deadOwner says why an owner is dead; empty: its token does not say so.
+func deadOwner(owner admin.OwnerStatus, now tso.Timestamp) string {
+	switch owner.State {
+	case admin.OwnerStale:
+		return fmt.Sprintf("owner dead (token stale for %s)", words.Between(owner.ExpiresTS, now))
+	case admin.OwnerEnded:
+		return "owner dead (token removed)"
+	}
+	return ""
+}
+
 func judgeLocked(l *format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
-	expires := l.ExpiresTS()
+	expires, dead := l.ExpiresTS(), deadOwner(owner, now)
 	switch {
 	case l.StartTS > now:
 		return aboveOracle(l)
-	case owner.State == admin.OwnerStale:
-		return Back, fmt.Sprintf("owner dead (token stale for %s), not committed: will be rolled back", words.Between(owner.ExpiresTS, now))
+	case dead != "":
+		return Back, dead + ", not committed: will be rolled back"
 	case now >= expires:
 		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", words.Between(expires, now))
 	case l.Endless(now):

@@ -397,12 +397,12 @@ func (r *Resolver) lockIsGone(ctx context.Context, l *format.Lock) (bool, error)
 }
 
 // isDead reports whether a client may roll the lock back at oracle time now: it has
-// expired, or its owner's worker token is stale. now may be long ago, and the lock's owner
+// expired, or its owner's worker token is stale or was removed. now may be long ago, and the lock's owner
 // may have written it since. So isDead asks the oracle before it calls a ttl endless. It also
 // does so before a rollback above now: a rollback marker above the oracle's time would block
 // all writers of the cell.
 func (r *Resolver) isDead(ctx context.Context, l *format.Lock, now tso.Timestamp) (bool, error) {
-	dead := now >= l.ExpiresTS() || r.Token.isStale(ctx, l.Owner, now)
+	dead := now >= l.ExpiresTS() || r.Token.isDead(ctx, l.Owner, now)
 	if !l.Endless(now) && (!dead || l.StartTS <= now) {
 		return dead, nil
 	}

@@ -44,8 +44,8 @@ const idleRenewal = 30 * time.Second
 //
 // In the paper (§2.2), workers write a token into the lock service, and a lock whose owner
 // has no token may be cleaned up. Here, tokens are advisory: a wrong judgment costs a live
-// transaction a retry and nothing else. A missing token proves nothing, so locks of clients
-// that write none live until their ttl ends.
+// transaction a retry and nothing else. Locks of clients that write no token name no owner, and
+// live until their ttl ends.
 //
 // A client is idle if it has no open transaction and no commit under way, and if the last commit
 // ended at least Config.TokenTTL ago. It has no locks that a token could keep alive or give up early, so its token
@@ -333,8 +333,21 @@ func DecodeToken(r bigtable.Row) (*recordpb.WorkerToken, bool) {
 	return &w, err == nil && w.FormatVersion == format.Version
 }
 
-// isStale reports whether the worker token of owner exists and was not renewed in time.
-func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bool {
+// Owner is what the client's locks name as their owner: its token, once that is stored. So if a lock
+// names a token that is not stored any more, a client removed it after the lock was written: the
+// owner, which was closed, or another client, an hour after the token was stale.
+func (t *Token) Owner() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.running {
+		return ""
+	}
+	return t.Name
+}
+
+// isDead reports whether the worker token of a lock's owner was not renewed in time, or was
+// removed. The lock was read before.
+func (t *Token) isDead(ctx context.Context, owner string, now tso.Timestamp) bool {
 	if owner == "" || owner == t.Name {
 		return false
 	}
@@ -347,6 +360,9 @@ func (t *Token) isStale(ctx context.Context, owner string, now tso.Timestamp) bo
 	row, err := t.resolver.Metadata.TryReadRow(ctx, TokenRowPrefix+owner, store.Interleave(store.ExactColumn(store.DeployFamily, TokenQualifier)))
 	if err != nil {
 		return false
+	}
+	if row == nil {
+		return true
 	}
 	w, ok := DecodeToken(row)
 	if !ok {

@@ -255,7 +255,7 @@ func (t *Transaction) Stranded() bool {
 	case t.Outcome == doctor.Forward && t.OwnerToken == admin.OwnerMissing:
 		return t.Age > strandedAfter
 	}
-	return t.Outcome == doctor.Forward && t.OwnerToken == admin.OwnerStale
+	return t.Outcome == doctor.Forward && (t.OwnerToken == admin.OwnerStale || t.OwnerToken == admin.OwnerEnded)
 }
 
 // With returns the transaction with other locks, which were read later.

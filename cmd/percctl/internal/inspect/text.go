@@ -46,7 +46,7 @@ func (t *Transaction) OwnerText() string {
 		name = "(none)"
 	}
 	process := ""
-	if t.token.State != admin.OwnerMissing {
+	if t.OwnerPID != 0 {
 		process = fmt.Sprintf(", pid %d on %s", t.OwnerPID, t.OwnerHost)
 	}
 	switch t.token.State {
@@ -55,7 +55,7 @@ func (t *Transaction) OwnerText() string {
 	case admin.OwnerStale:
 		return fmt.Sprintf("%s, token stale for %s%s", name, cli.Between(t.token.ExpiresTS, t.now), process)
 	}
-	return name + ", token missing"
+	return name + ", token " + string(t.token.State)
 }
 
 func (t *Transaction) locksText(w io.Writer) error {
