@@ -2,7 +2,10 @@ package notify
 
 import (
 	"context"
+	crand "crypto/rand"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -34,6 +37,8 @@ type journal struct {
 	fleet    fleet
 	interval time.Duration // between two reads by all workers together
 	took     time.Duration // the last turn
+	cost     time.Duration // about how long one worker needs to read the whole journal
+	locks    tso.Locks     // nil: none
 	busy     bool          // the last turn found something
 	whole    time.Time     // the last turn that read the whole journal
 	offers   map[target]chan changes.Notification
@@ -66,6 +71,10 @@ func newJournal(s *Scanner, search Search, least, most time.Duration, pieces int
 // begin finds out which tables have a journal. If there are other workers, it waits for a moment:
 // many may have been started at once.
 func (j *journal) begin(ctx context.Context) error {
+	var err error
+	if j.locks, _, err = changes.AdvisoryLocks(j.search.Client); err != nil {
+		return err
+	}
 	j.fleet.count(ctx, j.search)
 	j.share, j.old = j.fleet.share, j.fleet.old
 	if j.fleet.share > 1 {
@@ -255,11 +264,21 @@ func (j *journal) turn(ctx context.Context) error {
 	if len(tables) == 0 {
 		return nil
 	}
-	var failed error
 	part, of := j.fleet.rank, j.fleet.share
+	release := func(error) {}
 	if !j.busy || time.Since(j.whole) >= time.Duration(of)*j.most {
-		part, of, j.whole = 0, 1, time.Now()
+		r, alone := j.alone(ctx)
+		switch {
+		case alone:
+			release, part, of, j.whole = r, 0, 1, time.Now()
+		case !j.busy:
+			j.interval = min(2*j.interval, j.most)
+			return nil
+		default:
+			j.whole = j.whole.Add(j.most) // try again then
+		}
 	}
+	failed, nothing := error(nil), true
 	j.scanner.reads.Add(1)
 	for n, err := range changes.Pending(ctx, j.search.Client, tables, part, of) {
 		if err != nil {
@@ -270,9 +289,14 @@ func (j *journal) turn(ctx context.Context) error {
 		}
 		j.missing.Delete(n.Cell.Table)
 		j.scanner.notifications.Add(1)
+		nothing = false
 		j.offer(ctx, n)
 	}
 	j.took = time.Since(began)
+	if of == 1 || nothing {
+		j.cost = time.Duration(of) * j.took
+	}
+	release(errors.Join(failed, ctx.Err()))
 	j.busy = j.found.Swap(0) > 0
 	for _, ch := range j.offers {
 		j.busy = j.busy || len(ch) > 0
@@ -284,6 +308,34 @@ func (j *journal) turn(ctx context.Context) error {
 	}
 	return failed
 }
+
+// longRead is how long a read of the whole journal takes from which on workers read it in turn.
+const longRead = 250 * time.Millisecond
+
+// alone reports whether this worker may read the whole journal now. A read may take long although it
+// finds little: it also passes what was removed since Bigtable last compacted it. Then an advisory
+// lock lets one worker at a time read, and none for as long afterwards, so that the cost does not
+// depend on the number of workers. The lock expires, so no worker relies on others.
+func (j *journal) alone(ctx context.Context) (release func(err error), ok bool) {
+	if j.fleet.share == 1 || j.cost < longRead {
+		return func(error) {}, true
+	}
+	own := crand.Text()
+	name := fmt.Sprintf("journal/%x", sha256.Sum256(fmt.Appendf(nil, "%q %q", j.search.Tables, j.search.Observers)))
+	held, _, err := j.locks.Acquire(ctx, name, own, min(max(time.Minute, 2*j.cost), sweepLease))
+	return func(err error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
+		defer cancel()
+		if err != nil {
+			_ = j.locks.Release(ctx, name, own) // or it expires
+			return
+		}
+		_, _, _ = j.locks.Acquire(ctx, name, own, max(j.took, time.Millisecond))
+	}, held || err != nil
+}
+
+// lockWait is how long a worker waits for the advisory lock when it has read the journal.
+const lockWait = 2 * time.Second
 
 // maxOffers is how many notifications of a column wait in memory until the worker takes them.
 const maxOffers = 1000

@@ -2,14 +2,18 @@ package scale
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
@@ -104,35 +108,67 @@ func idleFleet(r *run) {
 // lostHint measures how long a change waits that no hint announces, and what the search
 // costs.
 func lostHint(r *run) {
-	const nodes, rests = 30, 10 * time.Minute
-	w := r.world(nodes, 1, r.Bytes, 1000)
+	took, passed, _ := r.lostHints(4, 0)
+	r.atMost("found after", took.Seconds(), 60, "s", "%.0f TB, %d nodes", r.Bytes/1e12, lostNodes)
+	r.atMost("scanned before, of the table", passed/r.Bytes/lostRests.Hours()*24, 2, "tables/day", "%s in %v without changes", bytesText(passed), lostRests)
+	// Bigtable keeps removed entries of the journal until it compacts them. In the deployment, a
+	// hundredth of the changes is observed.
+	took, _, busy := r.lostHints(r.Fleet, r.Rate/100)
+	note := ""
+	for _, rate := range []float64{r.Rate / 10, r.Rate} {
+		more, _, nodes := r.lostHints(r.Fleet, rate)
+		note += fmt.Sprintf("; %.0f/s: %.0f s, %.1f nodes", rate, more.Seconds(), nodes)
+	}
+	r.atMost("found after, behind a day of removed entries", took.Seconds(), 60, "s", "%d workers, %.0f observed cells/s%s", r.Fleet, r.Rate/100, note)
+	r.atMost("nodes busy with reading them", busy, 1, "nodes", "")
+}
+
+const (
+	lostNodes = 30
+	lostRests = 10 * time.Minute
+)
+
+// lostHints returns the longest time of some changes without a hint, the bytes that idle workers
+// read before, and how many nodes they kept busy. The journal has perSecond removed entries of 150
+// bytes for each second of a day (assumed).
+func (r *run) lostHints(workers int, perSecond float64) (longest time.Duration, passed, busy float64) {
+	table := sha256.Sum256([]byte(tableName(0)))
+	prefix := fmt.Sprintf("journal/%x", table[:4]) // docs/storage-format.md
+	splits := append(model.HexSplits(prefix+"/", 100), prefix+"/", prefix+"0")
+	slices.Sort(splits)
+	w := r.worldWith(served{tso.NewLocal(tso.LocalConfig{})}, lostNodes, 1, r.Bytes, 1000, map[string]model.Table{
+		format.DefaultMetadataTable: {Bytes: perSecond * 86_400 * 150, Splits: splits},
+	})
 	w.observe(w.env.Client)
 	found := make(chan struct{})
 	var stops []func()
-	for i := range 4 {
+	for i := range workers {
 		c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
-		stops = append(stops, w.work(c, notify.Config{}, func(string) { close(found) }))
+		stops = append(stops, w.work(c, notify.Config{}, func(string) { found <- struct{}{} }))
 	}
-	time.Sleep(rests)
-	passed := w.cluster.Sum(model.All).Bytes
-	// Another process commits; its hint reaches nobody.
+	time.Sleep(lostRests)
+	passed = w.cluster.Sum(model.All).Bytes
+	_, before := w.cluster.Busy()
+	time.Sleep(lostRests)
+	_, after := w.cluster.Busy()
+	// Another process commits; its hints reach nobody.
 	writer := w.client("writer", txn.Config{}, false)
-	if err := set(w.Context(), writer, tableName(0), key(1), "changed"); err != nil {
-		w.Fatal(err)
+	for i := range 10 {
+		time.Sleep(rand.N(4 * time.Minute))
+		if err := set(w.Context(), writer, tableName(0), key(i), "changed"); err != nil {
+			w.Fatal(err)
+		}
+		began := time.Now()
+		select {
+		case <-found:
+		case <-time.After(6 * time.Hour):
+		}
+		longest = max(longest, time.Since(began))
 	}
-	began := time.Now()
-	note := ""
-	select {
-	case <-found:
-	case <-time.After(6 * time.Hour):
-		note = "not found"
-	}
-	took := time.Since(began)
 	for _, stop := range stops {
 		stop()
 	}
-	r.atMost("found after", took.Seconds(), 60, "s", "%.0f TB, %d nodes %s", r.Bytes/1e12, nodes, note)
-	r.atMost("scanned before, of the table", passed/r.Bytes/rests.Hours()*24, 2, "tables/day", "%s in %v without changes", bytesText(passed), rests)
+	return longest, passed, (after - before).Seconds() / lostRests.Seconds()
 }
 
 // slowObserver measures how an observer that takes a second delays another one of the same

@@ -6,6 +6,7 @@ package scale
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"regexp"
@@ -189,16 +190,18 @@ func tableName(n int) string { return fmt.Sprintf("table-%03d", n) }
 // world makes a cluster of nodes with n tables with family f, of some bytes each, cut into
 // tablets for keys that begin with hexadecimal digits. Its oracle is a served one.
 func (r *run) world(nodes, n int, bytes float64, tablets int) *world {
-	return r.worldWith(served{tso.NewLocal(tso.LocalConfig{})}, nodes, n, bytes, tablets)
+	return r.worldWith(served{tso.NewLocal(tso.LocalConfig{})}, nodes, n, bytes, tablets, nil)
 }
 
 // directWorld makes a world with the direct oracle.
 func (r *run) directWorld(nodes, n, tablets int) *world {
-	return r.worldWith(served{}, nodes, n, 0, tablets)
+	return r.worldWith(served{}, nodes, n, 0, tablets, nil)
 }
 
-func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int) *world {
+// worldWith makes a world, with more tables that have a nominal size.
+func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int, more map[string]model.Table) *world {
 	cfg := model.Config{Nodes: nodes, Tables: map[string]model.Table{}}
+	maps.Copy(cfg.Tables, more)
 	for i := range n {
 		cfg.Tables[tableName(i)] = model.Table{Bytes: bytes, Splits: model.HexSplits("", tablets)}
 	}
