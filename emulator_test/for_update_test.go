@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
@@ -346,5 +348,24 @@ func TestForUpdateRefused(t *testing.T) {
 			t.Error("a family that does not exist")
 		}
 		tx.Rollback()
+	})
+}
+
+// The newest data of a cell need not be that of its newest commit: a client that died may have left
+// data without a lock. The first read then reads the committed version.
+func TestForUpdateBesideOrphanData(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "1", "r")
+		m := bigtable.NewMutation()
+		m.Set("f", "q", begin(t, env.Client).StartTS().Cell(), []byte("orphan"))
+		if err := env.Bigtable.Open("a").Apply(t.Context(), "r", m); err != nil {
+			t.Fatal(err)
+		}
+		tx := begin(t, env.Client, forUpdate("r"))
+		if v, ok, err := tx.Table("a").GetForUpdate(t.Context(), "r", "f", "q"); err != nil || !ok || string(v) != "1" {
+			t.Errorf("%q %t, %v; want 1", v, ok, err)
+		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -131,4 +132,45 @@ func refusedAt(t *testing.T, k int, resumed bool, call func(context.Context, *tx
 		t.Errorf("left of a deleted row: %v", row)
 	}
 	return refused != nil
+}
+
+// TestCollectionOfChangesRefusedAtEveryRequest refuses one request of a collection of changes, each
+// in turn. Either the collection reports it, or it collects what it does without the refusal.
+func TestCollectionOfChangesRefusedAtEveryRequest(t *testing.T) {
+	run := func(k int64) (total gc.Counts, err error, fired bool) {
+		synctest.Test(t, func(t *testing.T) {
+			env := changesEnv(t)
+			writer := env.NewClient(txn.Config{})
+			mustSet(t, writer, "1", "bob", "joe")
+			mustSet(t, writer, "2", "bob", "joe")
+			advance(retention + time.Minute)
+			var n atomic.Int64
+			var refused atomic.Bool
+			n.Store(-1000)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, refuse(func(txntest.Call) bool {
+				if n.Add(1) != k {
+					return false
+				}
+				refused.Store(true)
+				return true
+			})...)
+			n.Store(0)
+			var r *gc.Report
+			if r, err = gc.Run(t.Context(), c, gc.Config{Retention: retention, FullEvery: 24 * time.Hour}); r != nil {
+				total = r.Total
+			}
+			fired = refused.Load()
+		})
+		return total, err, fired
+	}
+	want, err, _ := run(0)
+	if err != nil || want.Cells == 0 {
+		t.Fatalf("%+v, %v", want, err)
+	}
+	for k, more := int64(1), true; more; k++ {
+		var got gc.Counts
+		if got, err, more = run(k); err == nil && got != want || err != nil && status.Code(err) != codes.PermissionDenied {
+			t.Errorf("request %d: %+v, %v; want %+v", k, got, err, want)
+		}
+	}
 }

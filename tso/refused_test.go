@@ -154,3 +154,42 @@ func refuseOne(t *testing.T, e *tsotest.Emulator, op operation, k int, code code
 	}
 	return fired
 }
+
+// TestModeBesideAnotherClient: another client takes a timestamp, or advances the oracle, before one
+// request of a change of the mode, each in turn. If SetMode reports a change, the mode is the new one;
+// otherwise the row is as the other client left it, and SetMode says so.
+func TestModeBesideAnotherClient(t *testing.T) {
+	for _, mode := range []tso.Mode{tso.ModeServed, tso.ModeDirect} {
+		for k, more := 1, true; more && !t.Failed(); k++ {
+			tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+				if _, err := e.Direct(tso.DirectConfig{}).Timestamp(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if mode == tso.ModeDirect {
+					e.SetMode(tso.ModeServed)
+				}
+				n, inside := 0, false
+				e.On(func(_ context.Context, _ string, call func() (any, error)) (any, error) {
+					if inside {
+						return call()
+					}
+					if n++; n == k {
+						inside = true
+						if _, err := tso.Advance(t.Context(), e.Table("percolator"), tso.RowConfig{}, tso.FromTime(time.Now().Add(time.Hour))); err != nil {
+							t.Error(err)
+						}
+						inside = false
+					}
+					return call()
+				})
+				changed, err := tso.SetMode(t.Context(), e.Table("percolator"), tso.RowConfig{}, mode)
+				e.On(nil)
+				more = n >= k
+				s, readErr := tso.ReadRow(t.Context(), e.Table("percolator"), tso.RowConfig{})
+				if readErr != nil || changed != (s.Mode == mode) || changed == (err != nil) {
+					t.Errorf("to %s, request %d: %t, %v; the mode is %s, %v", mode, k, changed, err, s.Mode, readErr)
+				}
+			})
+		}
+	}
+}

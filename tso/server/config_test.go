@@ -13,9 +13,14 @@ import (
 )
 
 func TestServerConfig(t *testing.T) {
-	for _, cfg := range []server.Config{{Lease: time.Millisecond}, {Lease: time.Hour}, {RPCTimeout: -1}, {MaxStep: -1}, {GraceTimeout: -1}, {Name: "\xff"}, {Address: "\xff:1"}} {
+	for _, cfg := range []server.Config{{Lease: 50*time.Millisecond - 1}, {Lease: 10*time.Minute + 1}, {RPCTimeout: -1}, {MaxStep: -1}, {GraceTimeout: -1}, {Name: "\xff"}, {Address: "\xff:1"}} {
 		if _, err := server.New(nil, cfg); err == nil {
 			t.Errorf("accepted %+v", cfg)
+		}
+	}
+	for _, lease := range []time.Duration{50 * time.Millisecond, 10 * time.Minute} {
+		if _, err := server.New(nil, server.Config{Lease: lease}); err != nil {
+			t.Error(err)
 		}
 	}
 }
