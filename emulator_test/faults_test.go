@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -146,6 +149,43 @@ func TestReadsCutShort(t *testing.T) {
 			}
 			if n != rows {
 				t.Errorf("%d rows, want %d", n, rows)
+			}
+		}
+	})
+}
+
+// TestReadsFailFirst: reads whose first requests fail, before or after the first row, return every row
+// exactly once, whichever rows they name, in both directions. Bigtable's client repeats a request for
+// the rows that are left, and forgets all of them if the rows are a list in reverse.
+func TestReadsFailFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		keys := []string{"a", "a\x00", "b", "c", "d"}
+		mustSet(t, env.Client, "v", keys...)
+		for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.CutStream} {
+			faults := txntest.NewFaults(t)
+			s := takeSnapshot(t, env.NewClient(txn.Config{}, faults.DialOptions()...))
+			for _, rows := range []bigtable.RowSet{nil, bigtable.RowList(keys), bigtable.NewRange("a", "e"), bigtable.RowRangeList{bigtable.NewRange("a", "b"), bigtable.NewRange("b", "e")}} {
+				for _, reverse := range []bool{false, true} {
+					var opts []txn.ReadOption
+					want := slices.Clone(keys)
+					if reverse {
+						opts = append(opts, txn.Reverse())
+						slices.Reverse(want)
+					}
+					faults.On("read", func(c txntest.Call) bool { return c.Step == txntest.StepRead && c.Table == "a" }, action, 2)
+					var got []string
+					for row, err := range s.Table("a").ReadRows(t.Context(), rows, opts...) {
+						if err != nil {
+							t.Fatal(err)
+						}
+						got = append(got, row.Key())
+					}
+					if !slices.Equal(got, want) {
+						t.Errorf("%v, %T, reverse %v: rows %q, want %q", action, rows, reverse, got, want)
+					}
+				}
 			}
 		}
 	})

@@ -65,7 +65,7 @@ func All() []*Workload {
 	return []*Workload{
 		Bank(), Append("append", history.SnapshotIsolation),
 		Append("append-serializable", history.Serializable, txn.Serializable()),
-		Register(), Skew(), Sets(), Index(), Indexes(), Observers(),
+		Register(), Skew(), Sets(), Columns(), Index(), Indexes(), Observers(),
 	}
 }
 

@@ -363,11 +363,6 @@ func (s *faultStream) SendMsg(m any) error {
 	switch r := s.rule; r.action {
 	case DropRequest:
 		return r.unavailable()
-	case DropResponse:
-		if err := again(s.Context()); err != nil {
-			return err
-		}
-		return r.unavailable()
 	case Duplicate:
 		if err := again(s.Context()); err != nil {
 			return err
@@ -393,7 +388,7 @@ func (s *faultStream) SendMsg(m any) error {
 		}
 		part.Entries = part.Entries[:len(part.Entries)/2]
 		return s.ClientStream.SendMsg(part)
-	case HoldResponse: // in RecvMsg
+	case DropResponse, HoldResponse: // in RecvMsg
 	case Crash:
 		<-s.Context().Done()
 		return status.FromContextError(s.Context().Err()).Err()
@@ -413,9 +408,14 @@ func (s *faultStream) again(ctx context.Context, msg proto.Message) error {
 	if err := other.CloseSend(); err != nil {
 		return err
 	}
+	return drain(other)
+}
+
+// drain reads the rest of an answer.
+func drain(s grpc.ClientStream) error {
 	for {
 		// All fields of the answer are unknown fields of an Empty.
-		switch err := other.RecvMsg(&emptypb.Empty{}); {
+		switch err := s.RecvMsg(&emptypb.Empty{}); {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
@@ -425,6 +425,13 @@ func (s *faultStream) again(ctx context.Context, msg proto.Message) error {
 }
 
 func (s *faultStream) RecvMsg(m any) error {
+	if s.rule != nil && s.rule.action == DropResponse {
+		// As from a server: the client notices when it waits for the answer.
+		if err := drain(s.ClientStream); err != nil {
+			return err
+		}
+		return s.rule.unavailable()
+	}
 	if s.rule != nil && s.rule.action == CutStream && s.got == 1 {
 		return s.rule.unavailable()
 	}

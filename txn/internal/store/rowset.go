@@ -176,7 +176,9 @@ func (s RowSet) Contains(key string) bool {
 }
 
 // Request returns the rows that the next request of a scan asks for: as many of the keys or
-// ranges as one request may name.
+// ranges as one request may name. Keys in reverse are ranges of one row. If a reverse read of a
+// bigtable.RowList fails before its first row, Bigtable's client drops all keys from the list when it
+// tries again, and reports success.
 func (s RowSet) Request(reverse bool) bigtable.RowSet {
 	// A key or a range has sixteen bytes around it in the request.
 	n, bytes := 0, 0
@@ -190,12 +192,19 @@ func (s RowSet) Request(reverse bool) bigtable.RowSet {
 		}
 		return list
 	}
-	for n < len(s.Keys) && bytes < format.MaxRowListBytes && n < MaxPageRows {
-		bytes += len(s.keyAt(n, reverse)) + 16
-		n++
-	}
 	if reverse {
-		return bigtable.RowList(s.Keys[len(s.Keys)-n:])
+		var list bigtable.RowRangeList
+		for n < len(s.Keys) && bytes < format.MaxRowListBytes && n < MaxPageRows {
+			n++
+			key := s.Keys[len(s.Keys)-n]
+			bytes += 2*len(key) + 32
+			list = append(list, bigtable.NewRange(key, key+"\x00"))
+		}
+		return list
+	}
+	for n < len(s.Keys) && bytes < format.MaxRowListBytes && n < MaxPageRows {
+		bytes += len(s.Keys[n]) + 16
+		n++
 	}
 	return bigtable.RowList(s.Keys[:n])
 }
@@ -212,24 +221,17 @@ func (s RowSet) rangeAt(i int, reverse bool) KeyRange {
 func (s RowSet) AfterRequest(request bigtable.RowSet, reverse bool) RowSet {
 	switch list := request.(type) {
 	case bigtable.RowList:
-		if reverse {
-			return RowSet{Keys: s.Keys[:len(s.Keys)-len(list)]}
-		}
 		return RowSet{Keys: s.Keys[len(list):]}
 	case bigtable.RowRangeList:
+		if s.Keys != nil {
+			return RowSet{Keys: s.Keys[:len(s.Keys)-len(list)]}
+		}
 		if reverse {
 			return RowSet{Ranges: s.Ranges[:len(s.Ranges)-len(list)]}
 		}
 		return RowSet{Ranges: s.Ranges[len(list):]}
 	}
 	return RowSet{}
-}
-
-func (s RowSet) keyAt(i int, reverse bool) string {
-	if reverse {
-		return s.Keys[len(s.Keys)-1-i]
-	}
-	return s.Keys[i]
 }
 
 // AfterKey returns the rows that are left after key, in the direction of the scan.
