@@ -19,14 +19,15 @@ import (
 const observedRows = 12
 
 // Observers writes documents. An observer keeps, for each document, a list of the
-// changes that it ran for; two more observers form a chain. At the end every list is
-// strictly increasing (no change had two effects), its last entry is the last change
-// (none was lost), and the end of the chain has the last value.
+// changes that it ran for; two more observers form a chain, and one watches a pattern that
+// the documents' column is in. At the end every list is strictly increasing (no change had
+// two effects), its last entry is the last change (none was lost), and the end of the chain
+// and the pattern's observer have the last value.
 func Observers() *Workload {
 	const table = "docs"
 	at := func(w *Worker, i int) register { return register{table, w.row("doc" + strconv.Itoa(i)), "d", "in"} }
 	in := txn.Column{Family: "d", Qualifier: "in"}
-	middle := txn.Column{Family: "d", Qualifier: "mid"}
+	middle, pattern := txn.Column{Family: "d", Qualifier: "mid"}, txn.Pattern("d", "i")
 	// Both observers of the chain read their own column and write the next one.
 	load := &Workload{}
 	first := notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
@@ -53,6 +54,13 @@ func Observers() *Workload {
 		}
 		return err
 	})
+	third := notify.ObserverFunc(func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
+		v, _, err := tx.Table(table).Get(ctx, cell.Row, "d", cell.Qualifier)
+		if err == nil {
+			tx.Table(table).Set(cell.Row, "d", "copy of "+cell.Qualifier, v)
+		}
+		return err
+	})
 	*load = Workload{
 		Name: "observers",
 		Tables: []admin.TableSpec{{Name: table, Families: []string{"d"}, Observed: []txn.Column{
@@ -62,8 +70,8 @@ func Observers() *Workload {
 		Setup: func(ctx context.Context, w *Worker) error {
 			// Observers register before the first change. A writer needs to know the
 			// observed columns, and the registry says which acknowledgments count.
-			for id, col := range map[string]string{"first": "in", "second": "mid"} {
-				if err := changes.RegisterObserver(ctx, w.Client, table, txn.Column{Family: "d", Qualifier: col}, id, false); err != nil {
+			for id, col := range map[string]txn.Column{"first": in, "second": middle, "third": pattern} {
+				if err := changes.RegisterObserver(ctx, w.Client, table, col, id, false); err != nil {
 					return err
 				}
 			}
@@ -73,7 +81,10 @@ func Observers() *Workload {
 			if err := w.Handle("first", table, in, first); err != nil {
 				return err
 			}
-			return w.Handle("second", table, middle, second)
+			if err := w.Handle("second", table, middle, second); err != nil {
+				return err
+			}
+			return w.Handle("third", table, pattern, third)
 		},
 		Step: func(ctx context.Context, w *Worker) error {
 			rows := w.Rand.Perm(observedRows)[:1+w.Rand.IntN(3)]
@@ -117,6 +128,9 @@ func verifyObserved(ctx context.Context, c *txn.Client) (wrong []string, err err
 		}
 		if in, out := string(cells["in"].Value), string(cells["out"].Value); in != out {
 			wrong = append(wrong, fmt.Sprintf("row %s: the chain ends in %q, the document is %q", row.Key(), out, in))
+		}
+		if in, copied := string(cells["in"].Value), string(cells["copy of in"].Value); in != copied {
+			wrong = append(wrong, fmt.Sprintf("row %s: the observer of a pattern saw %q, the document is %q", row.Key(), copied, in))
 		}
 		last := int64(0)
 		for s := range strings.SplitSeq(strings.TrimSuffix(string(cells["seen"].Value), ","), ",") {
