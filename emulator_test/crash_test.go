@@ -262,18 +262,37 @@ func mustWriteOld(t *testing.T, c *txn.Client, cells []txn.Cell) {
 func TestCrashMatrix(t *testing.T) {
 	t.Parallel()
 	points := 0
-	sizes := []int{1, 2, 5, 20, 40}
-	if testing.Short() {
-		sizes = sizes[:2]
+	type kind struct {
+		size      int
+		forUpdate bool // the transaction begins with txn.ForUpdate of its primary
 	}
-	for _, size := range sizes {
-		t.Run(fmt.Sprintf("%d cells", size), func(t *testing.T) {
+	kinds := []kind{{1, false}, {2, false}, {2, true}, {5, false}, {5, true}, {20, false}, {40, false}}
+	if testing.Short() {
+		kinds = kinds[:3]
+	}
+	for _, k := range kinds {
+		size := k.size
+		t.Run(fmt.Sprintf("%d cells, for update: %v", size, k.forUpdate), func(t *testing.T) {
 			crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 				transaction := func(cells []txn.Cell) func(context.Context, *txn.Client) {
 					return func(ctx context.Context, c *txn.Client) {
-						tx, err := c.Begin(ctx)
+						var opts []txn.TxnOption
+						if k.forUpdate {
+							opts = append(opts, txn.ForUpdate(cells[0]))
+						}
+						tx, err := c.Begin(ctx, opts...)
 						if err != nil {
 							return
+						}
+						defer tx.Rollback()
+						if k.forUpdate {
+							at := cells[0]
+							if old, _, err := tx.Table(at.Table).GetForUpdate(ctx, at.Row, at.Family, at.Qualifier); err != nil || string(old) != "old" {
+								if ctx.Err() == nil {
+									t.Errorf("GetForUpdate: %q, %v", old, err)
+								}
+								return
+							}
 						}
 						crashWrite(tx, cells)
 						_, _ = tx.Commit(ctx)
@@ -283,7 +302,12 @@ func TestCrashMatrix(t *testing.T) {
 				mustWriteOld(t, a, dry)
 				steps := crash{t: t, env: env}.run(transaction(dry))
 				commit := 1 + slices.Index(steps, txntest.StepCommit)
-				if want := []txntest.Step{txntest.StepOracle, txntest.StepPrewrite}; commit < 4 || !slices.Equal(steps[:2], want) {
+				before := steps[:slices.Index(steps, txntest.StepPrewrite)]
+				want := []txntest.Step{txntest.StepOracle}
+				if k.forUpdate {
+					want = []txntest.Step{txntest.StepOracle, txntest.StepRead} // side by side
+				}
+				if slices.Sort(before); commit < 4 || !slices.Equal(before, want) {
 					t.Fatalf("the requests of the transaction are %v", steps)
 				}
 				for at := 1; at <= len(steps); at++ {
