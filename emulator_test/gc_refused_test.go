@@ -94,10 +94,11 @@ func refusedAt(t *testing.T, k int, resumed bool, call func(context.Context, *tx
 		if n == k {
 			refused = &call
 		}
-		if refused == nil && call.Row == "gc" && call.Method == "MutateRows" {
-			// The position of the lock phase is stored first, then that of the removals.
+		if refused == nil && call.Row == "gc" && call.Method == "CheckAndMutateRow" {
+			// The safe point, the fence, the parts with locks, which are taken and then done, the
+			// resolved safe point, and then the parts with versions.
 			saved++
-			sweeping = sweeping || saved == 2
+			sweeping = sweeping || saved == 7
 		}
 		return n == k
 	})...)

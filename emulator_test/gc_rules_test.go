@@ -567,9 +567,9 @@ func TestTableMadeDuringTheFence(t *testing.T) {
 			if p.Phase != gc.PhaseFence || old == nil {
 				return
 			}
-			env.CreateTable("b", "f")
+			env.CreateTable("z", "f")
 			set(old, "1", "bob")
-			old.Table("b").Set("joe", "f", "q", []byte("2"))
+			old.Table("z").Set("joe", "f", "q", []byte("2"))
 			if _, err := old.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -580,7 +580,7 @@ func TestTableMadeDuringTheFence(t *testing.T) {
 		if report.Locks.RolledForward != 1 {
 			t.Errorf("locks: %+v, want one rolled forward", report.Locks)
 		}
-		if v, _, err := takeSnapshot(t, env.Client).Table("b").Get(t.Context(), "joe", "f", "q"); string(v) != "2" || err != nil {
+		if v, _, err := takeSnapshot(t, env.Client).Table("z").Get(t.Context(), "joe", "f", "q"); string(v) != "2" || err != nil {
 			t.Errorf("the other table has %q, %v", v, err)
 		}
 		closeNow(c)

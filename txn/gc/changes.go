@@ -2,9 +2,9 @@ package gc
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
@@ -33,34 +33,63 @@ func (r changes) noteUntil() tso.Timestamp {
 	return r.report.Now + tso.Timestamp((2*r.cfg.FullEvery + r.cfg.Retention).Microseconds())
 }
 
-// collect collects the rows that clients have noted, page of notes by page, and removes the
-// notes. It has not resolved the locks below the safe point, so it removes a write record only
-// if no lock needs it (rules.settled). What it leaves, a run that reads every row collects. The
-// notes are its position: a run that was interrupted leaves those that it has not finished.
-func (r changes) collect(ctx context.Context) error {
-	if err := r.save(ctx, recordpb.GarbageRun_PHASE_CHANGES); err != nil {
-		return err
-	}
-	if err := r.knowSettled(ctx); err != nil {
-		return err
-	}
-	counts := map[string]*Counts{}
-	err := r.phase(ctx, "collect changes", "", func(ctx context.Context) error {
-		return r.notes(ctx, true, func(page map[string][]string) error { return r.collectNoted(ctx, page, counts) })
-	})
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		r.report.Tables = append(r.report.Tables, *counts[name])
-	}
+// part collects the rows that clients have noted in a part, page of notes by page, and removes the
+// notes. Nobody has resolved the locks below the safe point, so it removes a write record only if
+// no lock needs it (rules.settled). What it leaves, a run that reads every row collects. A run that
+// was interrupted leaves the notes that it has not finished.
+func (r changes) part(ctx context.Context, w *work) error {
+	rows := store.RowSet{Ranges: []store.KeyRange{{Start: w.at.row, End: string(w.part.EndRow)}}}
+	return r.notes(ctx, rows, true, func(page map[string][]string) error { return r.collectNoted(ctx, page) })
+}
+
+// minNotes is how many notes are worth a second collector, and minSpan the time in which their
+// changes were committed.
+const (
+	minNotes = 64
+	minSpan  = tso.Timestamp(time.Minute / time.Microsecond)
+)
+
+// divide divides the notes up to the safe point by time, if there are many.
+func (r changes) divide(ctx context.Context) ([]*recordpb.GarbageRun_Part, error) {
+	all, err := store.NewRowSet(changed.UpTo(r.report.SafePoint))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return r.finish(ctx)
+	var first tso.Timestamp
+	notes := 0
+	err = r.retry(ctx, func() error {
+		notes = 0
+		var pieces store.Pieces
+		_, err := r.client.Metadata.ReadPage(ctx, &pieces, all, minNotes, store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, changed.Qualifier), bigtable.StripValueFilter())), func(raw bigtable.Row) bool {
+			if notes++; notes == 1 {
+				first = changed.NotedAt(raw.Key())
+			}
+			return true
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	name := r.client.Metadata.Name
+	starts := []position{{name, all.Ranges[0].Start}}
+	if span := r.report.SafePoint - first; notes == minNotes && first > 0 {
+		n := min(maxParts/2, span/minSpan)
+		for i := tso.Timestamp(1); i < n; i++ {
+			starts = append(starts, position{name, changed.KeyAt(first + i*(span/n))})
+		}
+	}
+	return partsFrom(starts, position{name, all.Ranges[0].End}), nil
 }
 
 // dropNotes removes the notes that a run has made unnecessary that read every row, and the claims
 // below what it has resolved.
 func (r changes) dropNotes(ctx context.Context) error {
-	if err := r.notes(ctx, false, func(map[string][]string) error { return nil }); err != nil {
+	all, err := store.NewRowSet(changed.UpTo(r.report.SafePoint))
+	if err != nil {
+		return err
+	}
+	if err := r.notes(ctx, all, false, func(map[string][]string) error { return nil }); err != nil {
 		return err
 	}
 	record, _, err := r.client.SafePoint.ReadRecord(ctx)
@@ -81,16 +110,12 @@ func (r changes) dropNotes(ctx context.Context) error {
 	return r.applyAll(ctx, r.client.Metadata, muts)
 }
 
-// notes calls do with each page of notes up to the safe point, and then removes the page. do gets
-// the noted rows of each table if read is set.
-func (r changes) notes(ctx context.Context, read bool, do func(rows map[string][]string) error) error {
+// notes calls do with each page of notes, and then removes the page. do gets the noted rows of
+// each table if read is set.
+func (r changes) notes(ctx context.Context, rest store.RowSet, read bool, do func(rows map[string][]string) error) error {
 	filter := store.Interleave(store.ExactColumn(store.DeployFamily, changed.Qualifier))
 	if !read {
 		filter = store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, changed.Qualifier), bigtable.StripValueFilter()))
-	}
-	rest, err := store.NewRowSet(changed.UpTo(r.report.SafePoint))
-	if err != nil {
-		return err
 	}
 	var pieces store.Pieces
 	for !rest.Empty() {
@@ -124,7 +149,7 @@ func (r changes) notes(ctx context.Context, read bool, do func(rows map[string][
 }
 
 // collectNoted collects rows of tables.
-func (r changes) collectNoted(ctx context.Context, page map[string][]string, counts map[string]*Counts) error {
+func (r changes) collectNoted(ctx context.Context, page map[string][]string) error {
 	names, err := r.client.TableNames(ctx)
 	if err != nil {
 		return err
@@ -133,7 +158,6 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string, cou
 		table  *store.Table
 		rows   store.RowSet
 		filter bigtable.Filter
-		count  *Counts
 	}
 	var parts []part // all of them before the first begins, because each may fail here
 	for _, name := range names {
@@ -149,16 +173,13 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string, cou
 		if err != nil {
 			return err
 		}
-		if counts[name] == nil {
-			counts[name] = &Counts{Table: name}
-		}
 		slices.Sort(rows)
 		for chunk := range slices.Chunk(slices.Compact(rows), r.page) {
 			set, err := store.NewRowSet(bigtable.RowList(chunk))
 			if err != nil {
 				return err
 			}
-			parts = append(parts, part{t, set, r.rules.filter(s.Families), counts[name]})
+			parts = append(parts, part{t, set, r.rules.filter(s.Families)})
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -175,9 +196,7 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string, cou
 				}
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				r.measure.page(ctx, p.table.Name, done)
-				p.count.add(done)
-				r.report.Total.add(done)
+				r.add(ctx, p.table.Name, done)
 				r.cfg.Progress(Progress{Phase: PhaseChanges, Table: p.table.Name, Row: page[len(page)-1].Key(), Total: r.report.Total})
 				return nil
 			})
@@ -190,11 +209,7 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string, cou
 // happens to the locks of its transaction only if it is in the primary. Then one of these says
 // that none is left: an earlier run has resolved all locks up to there, the transaction wrote only
 // this row, or its client has claimed so (package settled).
-func (r changes) knowSettled(ctx context.Context) error {
-	record, _, err := r.client.SafePoint.ReadRecord(ctx)
-	if err != nil {
-		return err
-	}
+func (r changes) knowSettled(ctx context.Context, record *recordpb.SafePoint) error {
 	claims := map[uint64]tso.Timestamp{}
 	if err := r.claims(ctx, func(_ string, number uint64, ts tso.Timestamp) { claims[number] = ts }); err != nil {
 		return err

@@ -17,7 +17,9 @@ type Config struct {
 	// Defaults to 24 hours; at least 10 minutes.
 	Retention time.Duration
 
-	// Rate limits how many rows are read in a second.
+	// Rate limits how many rows are read in a second, by all collectors of the run together: each
+	// reads an equal share. While another collector leads the run, its Rate counts, and this one
+	// only limits this collector.
 	// Defaults to 0: no limit.
 	Rate float64
 

@@ -2,6 +2,7 @@ package gc
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -22,7 +23,11 @@ import (
 // From then on reads below the safe point fail with txn.ErrTooOld, and so do
 // commits of transactions that started at or below it.
 //
-// Run fails with a [BusyError] while another collector works, and with a
+// If another collector works on a run, Run shares it: it takes parts of the tables until the run
+// is complete, and leads the run if that collector dies. The report is then of its own part.
+// With [Config.Restart] it fails with a [BusyError] instead.
+//
+// Run fails with a [BusyError] while garbage collection is excluded, and with a
 // [BlockedError] if live transactions keep their locks for longer than
 // [Config.LockWait]. It returns the report with every error that comes after the
 // run began. After an error, or when ctx ends, what was removed stays removed,
@@ -45,17 +50,24 @@ func Run(ctx context.Context, client *txn.Client, cfg Config) (*Report, error) {
 
 func collect(ctx context.Context, c *recovery.Resolver, cfg Config, s telemetry.Span) (*Report, error) {
 	began := time.Now()
-	lease, ctx, err := takeLease(ctx, c)
+	r, err := newRun(c, cfg)
 	if err != nil {
 		return nil, err
 	}
-	defer lease.release(ctx)
-	r, err := newRun(c, cfg, lease.owner)
-	if err != nil {
+	lease, lctx, err := takeLease(ctx, c, r.owner)
+	var busy *BusyError
+	switch {
+	case err == nil:
+		defer lease.release(ctx)
+		err = lease.explain(r.lead(lctx))
+	case errors.As(err, &busy):
+		if err = (helper{r}).help(ctx, busy); !r.report.Helped {
+			return nil, err
+		}
+	default:
 		return nil, err
 	}
-	err = lease.explain(r.run(ctx))
-	r.report.Elapsed = time.Since(began)
+	r.end(began)
 	r.measure.ran(ctx, s, r.report, err)
 	return r.report, err
 }
@@ -75,13 +87,13 @@ func Plan(ctx context.Context, client *txn.Client, cfg Config) (*Report, error) 
 	}
 	defer c.Leave()
 	began := time.Now()
-	r, err := newRun(c, cfg, "")
+	r, err := newRun(c, cfg)
 	if err != nil {
 		return nil, err
 	}
 	r.report.DryRun = true
 	err = r.plan(ctx)
-	r.report.Elapsed = time.Since(began)
+	r.end(began)
 	return r.report, err
 }
 

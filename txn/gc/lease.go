@@ -18,9 +18,8 @@ import (
 
 const leaseName = "gc"
 
-// A lease keeps a second collector from working at the same time. It is
-// advisory: two collectors at once do the same work twice, and no harm
-// (docs/gc.md).
+// A lease says which collector leads a run. It is advisory: two collectors that lead do the same
+// work twice, and no harm (docs/gc.md).
 type lease struct {
 	locks   *tso.RowLocks
 	owner   string
@@ -33,16 +32,29 @@ func leaseLocks(c *recovery.Resolver) (*tso.RowLocks, error) {
 	return tso.NewRowLocks(c.Metadata.API, tso.RowLocksConfig{Oracle: c.Clock.Oracle, RPCTimeout: c.Store.Config.RPCTimeout})
 }
 
+// newOwner returns the name of a collector.
+func newOwner() string {
+	host, _ := os.Hostname()
+	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:6])
+}
+
+func leaseHolder(ctx context.Context, c *recovery.Resolver) (tso.Holder, error) {
+	locks, err := leaseLocks(c)
+	if err != nil {
+		return tso.Holder{}, err
+	}
+	return locks.Holder(ctx, leaseName)
+}
+
 // takeLease takes the lease and renews it until release is called. The returned
 // context ends when the lease is lost. It fails with a BusyError if another
 // collector has the lease.
-func takeLease(ctx context.Context, c *recovery.Resolver) (*lease, context.Context, error) {
+func takeLease(ctx context.Context, c *recovery.Resolver, owner string) (*lease, context.Context, error) {
 	locks, err := leaseLocks(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	host, _ := os.Hostname()
-	l := &lease{locks: locks, owner: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:6]), stopped: make(chan struct{})}
+	l := &lease{locks: locks, owner: owner, stopped: make(chan struct{})}
 	ok, by, err := locks.Acquire(ctx, leaseName, l.owner, gctime.LeaseTTL())
 	if err != nil {
 		if ctx.Err() != nil {
@@ -88,8 +100,19 @@ func (l *lease) renew(ctx context.Context, c *recovery.Resolver) {
 // before that if another collector takes the lease. Exclude fails with a [BusyError] if a
 // collector works now.
 func Exclude(ctx context.Context, client *txn.Client) (excluded context.Context, release func(), err error) {
-	lease, excluded, err := takeLease(ctx, access.ResolverOf(client))
+	c := access.ResolverOf(client)
+	r, err := newRun(c, Config{})
 	if err != nil {
+		return nil, nil, err
+	}
+	lease, excluded, err := takeLease(ctx, c, r.owner)
+	if err != nil {
+		return nil, nil, err
+	}
+	// A collector that shares a run has no lease. It writes its name into the record, and then
+	// looks for the lease.
+	if err := noCollectors(ctx, r); err != nil {
+		lease.release(ctx)
 		return nil, nil, err
 	}
 	return excluded, func() { lease.release(ctx) }, nil

@@ -17,69 +17,77 @@ import (
 // maxLiveLocks limits the locks that a BlockedError names.
 const maxLiveLocks = 100
 
-// A lockResolver resolves the locks at or below the safe point of a run.
+// A lockResolver resolves the locks at or below the safe point of a run: every one, of every
+// kind and in every table, before anything is removed. The records and marks of their primaries,
+// which decide their outcome, are among the garbage. After the fence no new lock can appear there, so
+// it is enough to read each table once.
 type lockResolver struct {
-	run *run
-	mu  sync.Mutex // guards run.report.Locks and the BlockedError of resolveAll
+	run   *run
+	mu    sync.Mutex // guards run.report.Locks and live
+	began time.Time
+	live  *BlockedError // the live transactions for which this collector waits no more
 }
 
-// resolveAll resolves every lock at or below the safe point, of every kind and
-// in every table, before anything is removed: the records and marks of their
-// primaries, which decide their outcome, are among the garbage. After the fence no
-// new lock can appear there, so it is enough to read each table once. It waits for
-// live transactions, and never rolls them back.
-func (l *lockResolver) resolveAll(ctx context.Context, tables []string) error {
+// begin notes when this collector begins to resolve locks.
+func (l *lockResolver) begin() {
+	l.began, l.live = time.Now(), &BlockedError{SafePoint: l.run.report.SafePoint}
+}
+
+// blocked returns the error of a collector that waits no more; nil if it waits for nothing.
+func (l *lockResolver) blocked() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live == nil || l.live.Count == 0 {
+		return nil
+	}
+	l.run.report.Locks.Live = l.live.Count
+	return l.live
+}
+
+// part resolves the locks of a part. It waits for live transactions up to LockWait, and never
+// rolls them back.
+func (l *lockResolver) part(ctx context.Context, tables []string, w *work) error {
 	r := l.run
-	pause := r.client.Store.Config.Backoff.Start()
-	for began := time.Now(); ; {
-		blocked := &BlockedError{SafePoint: r.report.SafePoint}
-		var left []string
+	for pause := r.client.Store.Config.Backoff.Start(); ; {
+		live := &BlockedError{}
 		for _, name := range tables {
-			before := blocked.Count
-			if err := l.resolveTable(ctx, name, blocked); err != nil {
+			rows := w.rows(name)
+			if rows.Empty() {
+				continue
+			}
+			r.mu.Lock()
+			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Total: r.report.Total})
+			r.mu.Unlock()
+			if err := l.resolvePart(ctx, name, rows.Request(false), live); err != nil {
 				return err
 			}
-			if blocked.Count > before {
-				left = append(left, name)
-			}
 		}
-		r.report.Locks.Live = blocked.Count
 		switch {
-		case blocked.Count == 0:
+		case live.Count == 0:
 			return nil
-		case time.Since(began) >= r.cfg.LockWait:
-			r.measure.lock(ctx, "left", blocked.Count)
-			return blocked
+		case time.Since(l.began) >= r.cfg.LockWait:
+			r.measure.lock(ctx, "left", live.Count)
+			r.mu.Lock()
+			w.stopped = true
+			r.mu.Unlock()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.live.Count += live.Count
+			l.live.Locks = append(l.live.Locks, live.Locks[:min(len(live.Locks), maxLiveLocks-len(l.live.Locks))]...)
+			return nil
 		}
-		tables = left
-		if pause.Wait(ctx, r.cfg.LockWait-time.Since(began)) != nil {
-			return store.Ended(ctx, "gc: collecting garbage: waiting for live transactions; nothing was removed", blocked)
+		if pause.Wait(ctx, r.cfg.LockWait-time.Since(l.began)) != nil {
+			live.SafePoint = r.report.SafePoint
+			return store.Ended(ctx, "gc: collecting garbage: waiting for live transactions; nothing was removed", live)
 		}
 	}
 }
 
-// resolveTable resolves the locks of a table, and adds those of live owners to
-// blocked.
-func (l *lockResolver) resolveTable(ctx context.Context, name string, blocked *BlockedError) error {
+func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtable.RowSet, blocked *BlockedError) error {
 	r := l.run
 	filter := func(*store.Table) bigtable.Filter {
 		return store.Interleave(store.Chain(store.WholeFamily(format.LockFamily), store.UpTo(r.report.SafePoint)))
 	}
-	r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Total: r.report.Total})
-	t, err := r.client.Table(ctx, name)
-	if err != nil {
-		return err
-	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(r.streams)
-	for _, part := range r.parts(ctx, t, "") {
-		g.Go(func() error { return l.resolvePart(gctx, name, part.Request(false), filter, blocked) })
-	}
-	return g.Wait()
-}
-
-func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtable.RowSet, filter func(*store.Table) bigtable.Filter, blocked *BlockedError) error {
-	r := l.run
 	return r.client.Pages(ctx, name, part, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
 		var locks []*format.Lock
 		for _, raw := range page {

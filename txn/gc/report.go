@@ -24,6 +24,9 @@ type Report struct {
 	Changes bool `json:"changes_only"`
 	// Resumed is set if the run continued an interrupted one.
 	Resumed bool `json:"resumed"`
+	// Helped is set if another collector led the run, and this one took parts of it. The counts are
+	// those of this collector.
+	Helped bool `json:"helped"`
 	// Finished is set if the run collected everything that it was to read.
 	Finished bool `json:"finished"`
 	// HeldBy are the clients that keep the safe point below what the retention

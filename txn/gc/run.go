@@ -1,9 +1,13 @@
 package gc
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,6 +18,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -35,7 +40,7 @@ const (
 	rowsPerStream = 5000
 )
 
-// run is one run of garbage collection, or one plan.
+// run is one run of garbage collection, or what one collector does of it, or one plan.
 type run struct {
 	client  *recovery.Resolver
 	cfg     Config
@@ -45,30 +50,45 @@ type run struct {
 	page    int // rows of a page
 	streams int // parts of a table that are read at a time
 
-	mu sync.Mutex // guards report.Total, positions, and calls of cfg.Progress while parts are read
+	// mu guards report.Total, counts, works, and calls of cfg.Progress while parts are read.
+	mu     sync.Mutex
+	counts map[string]*Counts // by table
+	works  []*work            // parts that this collector works on
 
 	report *Report
 	locks  *lockResolver
-	// state is the stored record of the run; before is what the run had done when
-	// it was interrupted.
-	state, before *recordpb.GarbageRun
-	rules         rules
+	// state is the stored record of the run as this collector read or wrote it last, and version
+	// its version. stored is the part of report.Total that the record contains.
+	state     *recordpb.GarbageRun
+	version   []byte
+	stored    Counts
+	startedTS int64
+	rules     rules
 }
 
-func newRun(c *recovery.Resolver, cfg Config, owner string) (*run, error) {
+func newRun(c *recovery.Resolver, cfg Config) (*run, error) {
 	measure, err := newMetrics(c.Store.Config.MeterProvider)
 	if err != nil {
 		return nil, fmt.Errorf("gc: metrics: %w", err)
 	}
-	r := &run{measure: measure, client: c, cfg: cfg, owner: owner, page: pageRows, streams: maxStreams, limiter: rate.NewLimiter(rate.Inf, 0), before: &recordpb.GarbageRun{}}
-	if cfg.Rate > 0 {
-		r.page = max(1, min(pageRows, int(cfg.Rate)))
-		r.streams = int(min(maxStreams, 1+cfg.Rate/rowsPerStream))
-		r.limiter = rate.NewLimiter(rate.Limit(cfg.Rate), r.page)
-	}
+	r := &run{measure: measure, client: c, cfg: cfg, owner: newOwner(), counts: map[string]*Counts{}, state: &recordpb.GarbageRun{}}
+	r.setStreams(cfg.Rate)
 	r.report = &Report{HeldBy: []Hold{}, Tables: []Counts{}}
 	r.locks = &lockResolver{run: r}
 	return r, nil
+}
+
+// setStreams sets how much this collector reads at a time, in a run with a rate.
+func (r *run) setStreams(all float64) {
+	r.page, r.streams, r.limiter = pageRows, maxStreams, rate.NewLimiter(rate.Inf, 0)
+	if all == 0 || r.cfg.Rate > 0 {
+		all = min(cmp.Or(all, r.cfg.Rate), r.cfg.Rate)
+	}
+	if all > 0 {
+		r.page = max(1, min(pageRows, int(all)))
+		r.streams = int(min(maxStreams, 1+all/rowsPerStream))
+		r.limiter = rate.NewLimiter(rate.Limit(all), r.page)
+	}
 }
 
 // begin notes the oracle's time, and returns the published safe point.
@@ -111,26 +131,39 @@ func (r *run) setSafePoint(p tso.Timestamp, plain bool) {
 	r.report.SafePoint, r.rules.safePoint, r.rules.plain = p, p, plain
 }
 
-// run does the work of Run.
-func (r *run) run(ctx context.Context) error {
+// lead does the work of Run for the collector that has the lease. It continues an interrupted
+// run with that run's safe point: the record says what is done for it, and no lock or version
+// can appear at or below it since.
+func (r *run) lead(ctx context.Context) error {
 	tables, err := r.openTables(ctx)
 	if err != nil {
 		return err
 	}
-	last, err := readRun(ctx, r.client)
-	if err != nil {
+	if err := r.read(ctx); err != nil {
 		return err
 	}
-	if last.Phase == recordpb.GarbageRun_PHASE_COLLECT && !r.cfg.Restart {
-		return r.resume(ctx, tables, last)
+	if r.report.Helped {
+		if over, err := (helper{r}).over(); over {
+			return err
+		}
 	}
 	p, err := r.chooseSafePoint(ctx)
 	if err != nil {
 		return err
 	}
+	last := r.state
+	changed := last.FullTs != 0 && int64(r.report.Now)-last.FullTs < r.cfg.FullEvery.Microseconds() && !r.cfg.Restart
+	switch last.Phase {
+	case recordpb.GarbageRun_PHASE_COLLECT, recordpb.GarbageRun_PHASE_LOCKS, recordpb.GarbageRun_PHASE_CHANGES:
+		if r.cfg.Restart || last.Changes && !changed && !r.report.Helped || !last.Divided && last.Phase != recordpb.GarbageRun_PHASE_COLLECT {
+			break
+		}
+		r.report.HeldBy, r.report.Resumed = []Hold{}, true
+		return r.resume(ctx, tables)
+	}
 	r.setSafePoint(p, r.cfg.Plain)
-	r.report.Changes = last.FullTs != 0 && int64(r.report.Now)-last.FullTs < r.cfg.FullEvery.Microseconds() && !r.cfg.Restart
-	done := last.Phase == recordpb.GarbageRun_PHASE_DONE && tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart && (r.report.Changes || !last.Changes)
+	r.report.Changes = changed
+	done := last.Phase == recordpb.GarbageRun_PHASE_DONE && tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart && (changed || !last.Changes)
 	if p <= 0 || done {
 		r.report.Nothing, r.report.Finished = true, true
 		return nil
@@ -140,52 +173,150 @@ func (r *run) run(ctx context.Context) error {
 	}
 	published := time.Now()
 	r.setSafePoint(p, r.cfg.Plain)
-	r.state = &recordpb.GarbageRun{SafePoint: int64(p), StartedTs: int64(r.report.Now), RetentionMicros: r.cfg.Retention.Microseconds(), Plain: r.cfg.Plain, Changes: r.report.Changes, FullTs: last.FullTs}
-	if err := r.save(ctx, recordpb.GarbageRun_PHASE_FENCE); err != nil {
+	r.startedTS = int64(r.report.Now)
+	err = r.update(ctx, func(g *recordpb.GarbageRun) error {
+		full := g.FullTs
+		proto.Reset(g)
+		g.SafePoint, g.StartedTs, g.UpdatedTs, g.RetentionMicros, g.Plain, g.Changes, g.FullTs = int64(p), r.startedTS, r.startedTS, r.cfg.Retention.Microseconds(), r.cfg.Plain, changed, full
+		g.Phase, g.Owner, g.Rate = recordpb.GarbageRun_PHASE_FENCE, r.owner, r.cfg.Rate
+		return nil
+	})
+	if err != nil {
 		return err
 	}
+	r.setStreams(r.cfg.Rate)
 	for _, name := range tables {
 		r.measure.page(ctx, name, Counts{})
 	}
-	if err := r.phase(ctx, "wait for the fence", "", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
+	if err := r.phase(ctx, "wait for the fence", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
 	}
-	if r.report.Changes {
-		return changes{r}.collect(ctx)
+	if changed {
+		parts, err := changes{r}.divide(ctx)
+		if err != nil {
+			return err
+		}
+		if err := r.enter(ctx, recordpb.GarbageRun_PHASE_CHANGES, parts); err != nil {
+			return err
+		}
+		return r.goOn(ctx)
 	}
-	// Again: a transaction may have committed to a table that was made before the fence.
-	if tables, err = r.openTables(ctx); err != nil {
-		return err
-	}
-	if err = r.phase(ctx, "resolve locks", "", func(ctx context.Context) error { return r.locks.resolveAll(ctx, tables) }); err != nil {
-		return err
-	}
-	now, err := r.client.Clock.Timestamp(ctx)
+	parts, err := divide(ctx, r, tables, position{})
 	if err != nil {
 		return err
 	}
-	if r.rules.drained, err = r.client.SafePoint.LocksResolved(ctx, p, now, r.cfg.Retention); err != nil {
+	if err := r.enter(ctx, recordpb.GarbageRun_PHASE_LOCKS, parts); err != nil {
 		return err
 	}
-	if err := r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT); err != nil {
-		return err
-	}
-	return r.collectFrom(ctx, tables, "", "")
+	return r.goOn(ctx)
 }
 
-// resume continues an interrupted run with that run's safe point. That run had
-// already waited for the fence and resolved the locks, and no lock or version can
-// appear at or below its safe point since.
-func (r *run) resume(ctx context.Context, tables []string, last *recordpb.GarbageRun) error {
-	record, err := r.begin(ctx)
+// resume leads an interrupted run.
+func (r *run) resume(ctx context.Context, tables []string) (err error) {
+	r.adopt()
+	parts := r.state.Parts
+	if !r.state.Divided {
+		// It is of a release that does not know parts.
+		row := string(r.state.Row)
+		if parts, err = divide(ctx, r, tables, position{r.state.Table, store.AllAfter(row).Ranges[0].Start}); err != nil {
+			return err
+		}
+	}
+	err = r.update(ctx, func(g *recordpb.GarbageRun) error {
+		if !r.same(g) {
+			return &BusyError{Holder: g.Owner, Lost: true}
+		}
+		if g.Owner = r.owner; !g.Divided {
+			g.Divided, g.Parts = true, parts
+		}
+		if !r.report.Helped { // otherwise the limit of the collector that died stays
+			g.Rate = r.cfg.Rate
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
-	r.state, r.report.Resumed = last, true
-	r.before = &recordpb.GarbageRun{Rows: last.Rows, Versions: last.Versions, Cells: last.Cells, Bytes: last.Bytes}
-	r.setSafePoint(tso.Timestamp(last.SafePoint), last.Plain)
-	r.rules.drained = min(tso.Timestamp(record.DrainedTs), r.rules.safePoint)
-	return r.collectFrom(ctx, tables, last.Table, string(last.Row))
+	r.setStreams(r.state.Rate)
+	return r.goOn(ctx)
+}
+
+// goOn leads the run through the phase that it is in, and the next ones.
+func (r *run) goOn(ctx context.Context) error {
+	err := r.work(ctx)
+	if errors.Is(err, errPhaseOver) {
+		return &BusyError{Holder: r.state.Owner, Lost: true}
+	}
+	var blocked *BlockedError
+	if errors.As(err, &blocked) && r.state.Phase == recordpb.GarbageRun_PHASE_LOCKS {
+		// The next run begins anew.
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		return cmp.Or(err, r.enter(last, recordpb.GarbageRun_PHASE_FENCE, nil))
+	}
+	if err != nil {
+		return err
+	}
+	switch r.state.Phase {
+	case recordpb.GarbageRun_PHASE_LOCKS:
+		now, err := r.client.Clock.Timestamp(ctx)
+		if err != nil {
+			return err
+		}
+		if _, err := r.client.SafePoint.LocksResolved(ctx, r.report.SafePoint, now, time.Duration(r.state.RetentionMicros)*time.Microsecond); err != nil {
+			return err
+		}
+		tables, err := r.openTables(ctx)
+		if err != nil {
+			return err
+		}
+		parts, err := divide(ctx, r, tables, position{})
+		if err != nil {
+			return err
+		}
+		if err := r.enter(ctx, recordpb.GarbageRun_PHASE_COLLECT, parts); err != nil {
+			return err
+		}
+		return r.goOn(ctx)
+	case recordpb.GarbageRun_PHASE_COLLECT:
+		if err := (changes{r}).dropNotes(ctx); err != nil {
+			return err
+		}
+	}
+	if err := r.enter(ctx, recordpb.GarbageRun_PHASE_DONE, nil); err != nil {
+		return err
+	}
+	r.report.Finished = true
+	return nil
+}
+
+// work shares the phase that the run is in.
+func (r *run) work(ctx context.Context) error {
+	record, _, err := r.client.SafePoint.ReadRecord(ctx)
+	if err != nil {
+		return err
+	}
+	// Now: a transaction may have committed to a table that was made before the fence ended.
+	tables, err := r.openTables(ctx)
+	if err != nil {
+		return err
+	}
+	switch r.state.Phase {
+	case recordpb.GarbageRun_PHASE_LOCKS:
+		r.locks.begin()
+		return r.phase(ctx, "resolve locks", func(ctx context.Context) error {
+			return shareParts(ctx, r, r.streams, func(ctx context.Context, w *work) error { return r.locks.part(ctx, tables, w) })
+		})
+	case recordpb.GarbageRun_PHASE_COLLECT:
+		r.rules.drained = min(tso.Timestamp(record.DrainedTs), r.rules.safePoint)
+		return r.phase(ctx, "collect", func(ctx context.Context) error {
+			return shareParts(ctx, r, r.streams, func(ctx context.Context, w *work) error { return r.part(ctx, tables, w, r.collectPage) })
+		})
+	}
+	if err := (changes{r}).knowSettled(ctx, record); err != nil {
+		return err
+	}
+	return r.phase(ctx, "collect changes", func(ctx context.Context) error { return shareParts(ctx, r, 1, changes{r}.part) })
 }
 
 // plan does the work of Plan.
@@ -203,13 +334,21 @@ func (r *run) plan(ctx context.Context) error {
 		r.report.Nothing, r.report.Finished = true, true
 		return nil
 	}
-	for _, name := range tables {
-		if err := r.table(ctx, name, "", r.count); err != nil {
-			return err
-		}
+	parts, err := divide(ctx, r, tables, position{})
+	if err != nil {
+		return err
 	}
-	r.report.Finished = true
-	return nil
+	for _, p := range parts {
+		r.works = append(r.works, &work{part: p, at: position{p.Table, string(p.Row)}})
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.streams)
+	for _, w := range r.works {
+		g.Go(func() error { return r.part(gctx, tables, w, r.count) })
+	}
+	err = g.Wait()
+	r.report.Finished = err == nil
+	return err
 }
 
 // openTables opens every transactional table before anything is changed. Opening
@@ -256,106 +395,78 @@ func (r *run) fence(ctx context.Context, published time.Time) error {
 	}
 }
 
-// collectFrom collects everything after a row of a table, and completes the run.
-func (r *run) collectFrom(ctx context.Context, tables []string, table, row string) error {
-	for _, name := range tables {
-		if name < table {
+// part reads a part, page by page, and calls do with each page.
+func (r *run) part(ctx context.Context, tables []string, w *work, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
+	for i, name := range tables {
+		rows := w.rows(name)
+		if rows.Empty() {
 			continue
 		}
-		after := ""
-		if name == table {
-			after = row
+		t, err := r.client.Table(ctx, name)
+		if err != nil {
+			return err
 		}
-		if err := r.phase(ctx, "collect", name, func(ctx context.Context) error { return r.table(ctx, name, after, r.collectPage) }); err != nil {
+		s, err := t.Schema.Fresh(ctx)
+		if err != nil {
+			return err
+		}
+		r.collected(ctx, w, position{name, rows.Ranges[0].Start}, name, Counts{})
+		err = r.pages(ctx, t, rows, r.rules.filter(s.Families), func(page []bigtable.Row, left store.RowSet) error {
+			done := Counts{Rows: int64(len(page))}
+			if len(page) > 0 {
+				if err := do(ctx, t, page, &done); err != nil {
+					return err
+				}
+			}
+			next := position{name, ""}
+			switch {
+			case !left.Empty():
+				next.row = left.Ranges[0].Start
+			case i+1 < len(tables):
+				next.table = tables[i+1]
+			default:
+				next.row = w.at.row
+			}
+			r.collected(ctx, w, next, name, done)
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 	}
-	if err := (changes{r}).dropNotes(ctx); err != nil {
-		return err
-	}
-	r.state.FullTs = r.state.StartedTs
-	return r.finish(ctx)
-}
-
-// finish notes that the run is complete.
-func (r *run) finish(ctx context.Context) error {
-	if err := r.save(ctx, recordpb.GarbageRun_PHASE_DONE); err != nil {
-		return err
-	}
-	r.report.Finished = true
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.done = true
 	return nil
 }
 
-// table reads the rows of a table after a row, page by page, and calls do with
-// each page. It reads up to streams parts of the table at a time.
-func (r *run) table(ctx context.Context, name, after string, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
-	t, err := r.client.Table(ctx, name)
-	if err != nil {
-		return err
-	}
-	s, err := t.Schema.Fresh(ctx)
-	if err != nil {
-		return err
-	}
-	filter := r.rules.filter(s.Families)
-	r.report.Tables = append(r.report.Tables, Counts{Table: name})
-	p := &position{table: name, after: after, counts: &r.report.Tables[len(r.report.Tables)-1]}
-	for _, rest := range r.parts(ctx, t, after) {
-		p.parts = append(p.parts, part{rest: rest})
-	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(r.streams)
-	for i := range p.parts {
-		g.Go(func() error { return r.part(gctx, t, filter, p, i, do) })
-	}
-	err = g.Wait()
-	if !r.report.DryRun && p.after != after {
-		// Also after an error, so that the next run need not repeat what was collected.
-		err = cmp.Or(err, r.savePosition(ctx, p))
-	}
-	return err
-}
-
-// parts returns the parts of a table after a row that the run reads at a time.
-func (r *run) parts(ctx context.Context, t *store.Table, after string) []store.RowSet {
-	rest := store.AllAfter(after)
-	if r.streams == 1 {
-		return []store.RowSet{rest}
-	}
-	return t.Tablets(ctx, rest)
-}
-
-// A position says how far a run is in a table. It is guarded by run.mu.
-type position struct {
-	table  string
-	after  string // everything up to this row is collected
-	parts  []part // in the order of their keys
-	counts *Counts
-	saving bool      // after is being stored
-	saved  time.Time // when that began last
-}
-
-// A part is one of the parts of a table that a run reads concurrently.
-type part struct {
-	rest  store.RowSet // what is not collected yet
-	after string       // everything in the part up to this row is collected
-}
-
-// saveInterval is how often a run stores its position.
-const saveInterval = time.Second
-
-// part collects one part of a table.
-func (r *run) part(ctx context.Context, t *store.Table, filter bigtable.Filter, p *position, i int, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
-	return r.pages(ctx, t, p.parts[i].rest, filter, func(page []bigtable.Row, left store.RowSet) error {
-		done, after := Counts{Rows: int64(len(page))}, left.Before()
-		if len(page) > 0 {
-			after = page[len(page)-1].Key()
-			if err := do(ctx, t, page, &done); err != nil {
-				return err
-			}
+// collected notes that a part is collected up to next.
+func (r *run) collected(ctx context.Context, w *work, next position, table string, done Counts) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.at = next
+	r.add(ctx, table, done)
+	first := next
+	for _, o := range r.works {
+		if !o.done && o.at.compare(first) < 0 {
+			first = o.at
 		}
-		return r.collected(ctx, p, i, part{left, after}, done)
-	})
+	}
+	if done.Rows > 0 {
+		r.cfg.Progress(Progress{Phase: PhaseCollect, Table: table, Row: first.row, Total: r.report.Total})
+	}
+}
+
+// add counts what was done in a table. r.mu is held.
+func (r *run) add(ctx context.Context, table string, done Counts) {
+	if r.counts[table] == nil {
+		r.counts[table] = &Counts{Table: table}
+	}
+	r.counts[table].add(done)
+	r.report.Total.add(done)
+	if !r.report.DryRun {
+		r.measure.page(ctx, table, done)
+	}
 }
 
 // pages reads rows page by page, as fast as Config.Rate allows, and calls do with each page, which
@@ -390,61 +501,6 @@ func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, filt
 		rest = left
 	}
 	return nil
-}
-
-// collected notes that a page of a part is collected.
-func (r *run) collected(ctx context.Context, p *position, i int, now part, done Counts) error {
-	if save := r.note(ctx, p, i, now, done); !save {
-		return nil
-	}
-	err := r.savePosition(ctx, p)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p.saving = false
-	return err
-}
-
-// note does the work of collected, and reports whether the caller has to save the position.
-func (r *run) note(ctx context.Context, p *position, i int, now part, done Counts) (save bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p.parts[i] = now
-	if now.after == "" && i+1 < len(p.parts) {
-		p.parts[i].after = p.parts[i+1].rest.Before()
-	}
-	for j := range p.parts {
-		if after := p.parts[j].after; after != "" {
-			p.after = after
-		}
-		if !p.parts[j].rest.Empty() {
-			break // a later part may be done, but this one is not
-		}
-	}
-	if !r.report.DryRun {
-		r.measure.page(ctx, p.table, done)
-	}
-	p.counts.add(done)
-	r.report.Total.add(done)
-	r.cfg.Progress(Progress{Phase: PhaseCollect, Table: p.table, Row: p.after, Total: r.report.Total})
-	if r.report.DryRun || p.saving || time.Since(p.saved) < saveInterval || ctx.Err() != nil {
-		return false
-	}
-	p.saving, p.saved = true, time.Now()
-	return true
-}
-
-// savePosition stores the position, also while the run is being interrupted, so
-// that the next run need not repeat the page.
-func (r *run) savePosition(ctx context.Context, p *position) error {
-	r.mu.Lock()
-	r.state.Table, r.state.Row = p.table, []byte(p.after)
-	r.mu.Unlock()
-	if ctx.Err() == nil {
-		return r.save(ctx, recordpb.GarbageRun_PHASE_COLLECT)
-	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-	defer cancel()
-	return store.Ended(ctx, "gc: collecting garbage", r.save(last, recordpb.GarbageRun_PHASE_COLLECT))
 }
 
 // count adds up the garbage of a page and removes nothing.
@@ -568,37 +624,137 @@ func (r *run) retry(ctx context.Context, f func() error) error {
 	}
 }
 
-// save stores how far the run is. It needs no condition: it says what was done
-// for a safe point, and that stays true, whatever record it replaces and whenever
-// it arrives.
-func (r *run) save(ctx context.Context, phase recordpb.GarbageRun_Phase) error {
-	now, err := r.client.Clock.Timestamp(ctx)
-	if err != nil {
-		return err
-	}
-	r.mu.Lock()
-	t := r.report.Total
-	r.mu.Unlock()
-	r.state.FormatVersion, r.state.Phase, r.state.UpdatedTs, r.state.Owner = format.Version, phase, int64(now), r.owner
-	r.state.Rows, r.state.Versions = r.before.Rows+t.Rows, r.before.Versions+t.Versions
-	r.state.Cells, r.state.Bytes = r.before.Cells+t.Cells, r.before.Bytes+t.Bytes
-	m := bigtable.NewMutation()
-	m.Set(store.DeployFamily, runQualifier, 0, format.Marshal(r.state))
-	return r.applyAll(ctx, r.client.Metadata, []store.RowMutation{{Row: store.GCRowKey, Mut: m, Ops: 1}})
-}
-
 // phase traces a part of a run as one span. Its requests get no spans of their
 // own: there are as many as pages of rows.
-func (r *run) phase(ctx context.Context, name, table string, do func(context.Context) error) error {
-	ctx, s := r.client.Trace.Begin(ctx, name, table)
+func (r *run) phase(ctx context.Context, name string, do func(context.Context) error) error {
+	ctx, s := r.client.Trace.Begin(ctx, name, "")
 	if s.Recording() {
 		ctx = trace.ContextWithSpanContext(ctx, s.SpanContext())
 	}
 	before := r.report.Total.Rows
 	err := do(ctx)
-	if table != "" {
-		s.Set(telemetry.AttrRows.Int64(r.report.Total.Rows - before))
+	if rows := r.report.Total.Rows - before; rows > 0 {
+		s.Set(telemetry.AttrRows.Int64(rows))
 	}
 	s.EndWith(err)
 	return err
+}
+
+// read reads the record of the last run.
+func (r *run) read(ctx context.Context) error {
+	return r.retry(ctx, func() error {
+		state, version, err := readRun(ctx, r.client)
+		if err == nil {
+			r.state, r.version = state, version
+		}
+		return err
+	})
+}
+
+// update changes the record of the run, and adds what this collector has removed since its last
+// update. It changes the record only if nobody else has since it was read; otherwise it calls
+// change again with the new one. An error of change ends it.
+func (r *run) update(ctx context.Context, change func(*recordpb.GarbageRun) error) error {
+	for pause := r.client.Store.Config.Backoff.Start(); ; {
+		version := []byte(rand.Text()) // of each attempt, to recognize one with an unknown outcome
+		r.mu.Lock()
+		total := r.report.Total
+		r.mu.Unlock()
+		next := proto.CloneOf(r.state)
+		if err := change(next); err != nil {
+			return err
+		}
+		next.FormatVersion = format.Version
+		next.Rows += total.Rows - r.stored.Rows
+		next.Versions += total.Versions - r.stored.Versions
+		next.Cells += total.Cells - r.stored.Cells
+		next.Bytes += total.Bytes - r.stored.Bytes
+		m := bigtable.NewMutation()
+		m.Set(store.DeployFamily, runQualifier, 0, format.Marshal(next))
+		m.Set(store.DeployFamily, versionQualifier, 0, version)
+		column := store.ExactColumn(store.DeployFamily, versionQualifier)
+		var matched bool
+		var err error
+		if r.version == nil {
+			matched, err = r.client.Metadata.CheckAndMutate(ctx, store.GCRowKey, store.Interleave(column), nil, m)
+			matched = !matched
+		} else {
+			matched, err = r.client.Metadata.CheckAndMutate(ctx, store.GCRowKey, store.Interleave(store.Chain(column, store.ExactValue(r.version))), m, nil)
+		}
+		if store.Permanent(err) {
+			return err
+		}
+		if err != nil || !matched {
+			if rerr := r.read(ctx); rerr != nil {
+				return rerr
+			}
+			matched = bytes.Equal(r.version, version)
+		} else {
+			r.state, r.version = next, version
+		}
+		if matched {
+			r.stored = total
+			return nil
+		}
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, "gc: storing the position", err)
+		}
+	}
+}
+
+// same reports whether a record is that of the run that this collector works on.
+func (r *run) same(g *recordpb.GarbageRun) bool {
+	return tso.Timestamp(g.SafePoint) == r.report.SafePoint && g.StartedTs == r.startedTS
+}
+
+// setRate sets how fast this collector reads, if the run has so many collectors.
+func (r *run) setRate(collectors int) {
+	limit := rate.Inf
+	if all := r.state.GetRate(); all > 0 {
+		limit = rate.Limit(all / float64(max(1, collectors)))
+	}
+	if own := r.cfg.Rate; own > 0 {
+		limit = min(limit, rate.Limit(own))
+	}
+	r.limiter.SetLimit(limit)
+}
+
+// adopt takes over what the record says about the run.
+func (r *run) adopt() {
+	r.setSafePoint(tso.Timestamp(r.state.SafePoint), r.state.Plain)
+	r.startedTS, r.report.Changes = r.state.StartedTs, r.state.Changes
+	r.setStreams(r.state.Rate)
+}
+
+// enter begins a phase, as the leader.
+func (r *run) enter(ctx context.Context, phase recordpb.GarbageRun_Phase, parts []*recordpb.GarbageRun_Part) error {
+	now, err := r.client.Clock.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	return r.update(ctx, func(g *recordpb.GarbageRun) error {
+		if !r.same(g) {
+			return &BusyError{Holder: g.Owner, Lost: true}
+		}
+		g.Phase, g.Parts, g.Divided, g.UpdatedTs, g.Owner = phase, parts, parts != nil, int64(now), r.owner
+		if !r.report.Helped { // otherwise the operator's limit is that of the dead collector
+			g.Rate = r.cfg.Rate
+		}
+		if phase == recordpb.GarbageRun_PHASE_DONE {
+			g.Collectors = nil
+			if !g.Changes {
+				g.FullTs = g.StartedTs
+			}
+		}
+		setPosition(g)
+		return nil
+	})
+}
+
+// end completes the report.
+func (r *run) end(began time.Time) {
+	for _, name := range slices.Sorted(maps.Keys(r.counts)) {
+		r.report.Tables = append(r.report.Tables, *r.counts[name])
+	}
+	r.report.Elapsed = time.Since(began)
 }

@@ -41,8 +41,6 @@ type Status struct {
 // A RunStatus is how far a run is, and what it has removed since it began,
 // interruptions included.
 type RunStatus struct {
-	// Phase is PhaseNone, PhaseFence (which includes the locks), PhaseCollect, PhaseChanges or
-	// PhaseDone.
 	Phase     Phase
 	SafePoint tso.Timestamp
 	// Table and Row are the position: all rows up to there are collected.
@@ -50,10 +48,21 @@ type RunStatus struct {
 	// StartedTS and UpdatedTS are the oracle times at which the run began and last
 	// stored its position.
 	StartedTS, UpdatedTS tso.Timestamp
-	// Owner is the collector that stored the position.
-	Owner          string
+	// Owner is the collector that leads the run, or led it last.
+	Owner string
+	// Parts are what is left of this phase, and Collectors those that work on it now.
+	Parts          int
+	Collectors     []Collector
 	Rows, Versions int64
 	Cells, Bytes   int64
+}
+
+// A Collector shares a run.
+type Collector struct {
+	Owner string `json:"owner"` // collector: host, process id and a random part
+	Parts int    `json:"parts"` // parts that it works on
+	Table string `json:"table"` // table in which the first of them continues
+	Row   string `json:"row"`   // row from which it continues
 }
 
 // ReadStatus reads the state of garbage collection from the metadata table. It
@@ -68,7 +77,7 @@ func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	run, err := readRun(ctx, c)
+	run, _, err := readRun(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -80,15 +89,26 @@ func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
 			Rows: run.Rows, Versions: run.Versions, Cells: run.Cells, Bytes: run.Bytes,
 		},
 	}
-	locks, err := leaseLocks(c)
-	if err != nil {
-		return nil, err
-	}
-	if s.Lease, err = locks.Holder(ctx, leaseName); err != nil {
+	if s.Lease, err = leaseHolder(ctx, c); err != nil {
 		return nil, err
 	}
 	if s.Now, err = c.Clock.Timestamp(ctx); err != nil {
 		return nil, err
+	}
+	s.Run.Parts = len(run.Parts)
+	for _, c := range run.Collectors {
+		if tso.Timestamp(c.ExpiresTs) <= s.Now {
+			continue
+		}
+		k := Collector{Owner: c.Owner}
+		for _, p := range run.Parts {
+			if p.Owner == c.Owner {
+				if k.Parts++; k.Parts == 1 {
+					k.Table, k.Row = p.Table, string(p.Row)
+				}
+			}
+		}
+		s.Run.Collectors = append(s.Run.Collectors, k)
 	}
 	s.Holds, err = readHolds(ctx, c, s.Now)
 	return s, err
@@ -97,6 +117,7 @@ func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
 var phases = map[recordpb.GarbageRun_Phase]Phase{
 	recordpb.GarbageRun_PHASE_UNSPECIFIED: PhaseNone,
 	recordpb.GarbageRun_PHASE_FENCE:       PhaseFence,
+	recordpb.GarbageRun_PHASE_LOCKS:       PhaseLocks,
 	recordpb.GarbageRun_PHASE_COLLECT:     PhaseCollect,
 	recordpb.GarbageRun_PHASE_CHANGES:     PhaseChanges,
 	recordpb.GarbageRun_PHASE_DONE:        PhaseDone,
@@ -116,23 +137,28 @@ func readHolds(ctx context.Context, c *recovery.Resolver, now tso.Timestamp) ([]
 	return holds, err
 }
 
-// runQualifier is the column of row store.GCRowKey that holds the record of the
-// last run.
-const runQualifier = "run"
+// The columns of row store.GCRowKey with the record of the last run, and with its version: random
+// bytes that each change replaces.
+const (
+	runQualifier     = "run"
+	versionQualifier = "run_version"
+)
 
 // readRun reads the record of the last run. A record that this release cannot
 // read counts as missing, because a run can always begin again.
-func readRun(ctx context.Context, c *recovery.Resolver) (*recordpb.GarbageRun, error) {
-	row, err := c.Metadata.ReadRow(ctx, store.GCRowKey, store.Interleave(store.ExactColumn(store.DeployFamily, runQualifier)))
+func readRun(ctx context.Context, c *recovery.Resolver) (run *recordpb.GarbageRun, version []byte, err error) {
+	row, err := c.Metadata.ReadRow(ctx, store.GCRowKey, store.Interleave(store.ExactColumn(store.DeployFamily, runQualifier), store.ExactColumn(store.DeployFamily, versionQualifier)))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	run := &recordpb.GarbageRun{}
-	if items := row[store.DeployFamily]; len(items) > 0 {
-		if err := proto.Unmarshal(items[0].Value, run); err != nil || run.FormatVersion != format.Version {
+	run = &recordpb.GarbageRun{}
+	for _, item := range row[store.DeployFamily] {
+		if item.Column == store.DeployFamily+":"+versionQualifier {
+			version = item.Value
+		} else if err := proto.Unmarshal(item.Value, run); err != nil || run.FormatVersion != format.Version {
 			c.Log.WarnContext(ctx, "the record of the last garbage collection cannot be read; the next one begins anew", "format_version", run.FormatVersion, "error", err)
-			return &recordpb.GarbageRun{}, nil
+			run = &recordpb.GarbageRun{}
 		}
 	}
-	return run, nil
+	return run, version, nil
 }

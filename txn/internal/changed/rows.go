@@ -141,15 +141,24 @@ func notes(changes []change, newest tso.Timestamp) (muts []store.RowMutation) {
 		}
 		m := bigtable.NewMutation()
 		m.Set(store.DeployFamily, Qualifier, 0, format.Marshal(record))
-		muts = append(muts, store.RowMutation{Row: fmt.Sprintf("%s%016x/%s", RowPrefix, int64(newest), rand.Text()[:8]), Mut: m, Ops: 1})
+		muts = append(muts, store.RowMutation{Row: KeyAt(newest) + "/" + rand.Text()[:8], Mut: m, Ops: 1})
 		changes = changes[n:]
 	}
 	return muts
 }
 
+// KeyAt is where the keys of notes begin whose last commit is at ts or later.
+func KeyAt(ts tso.Timestamp) string { return fmt.Sprintf("%s%016x", RowPrefix, int64(ts)) }
+
+// NotedAt returns the last commit of a note; 0 if its key does not say it.
+func NotedAt(key string) (ts tso.Timestamp) {
+	_, _ = fmt.Sscanf(key, RowPrefix+"%016x", &ts)
+	return ts
+}
+
 // UpTo returns the keys of the notes whose commits are all at or below ts.
 func UpTo(ts tso.Timestamp) bigtable.RowRange {
-	return bigtable.NewRange(RowPrefix, fmt.Sprintf("%s%016x", RowPrefix, int64(ts)+1))
+	return bigtable.NewRange(RowPrefix, KeyAt(ts+1))
 }
 
 // Decode adds the rows of a note to rows, by table. A note that it cannot read adds nothing.

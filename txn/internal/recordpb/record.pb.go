@@ -157,6 +157,8 @@ const (
 	GarbageRun_PHASE_DONE    GarbageRun_Phase = 3
 	// CHANGES: the run reads rows that clients have noted. There may be locks.
 	GarbageRun_PHASE_CHANGES GarbageRun_Phase = 4
+	// LOCKS: the fence is over. Collectors resolve the locks at or below the safe point.
+	GarbageRun_PHASE_LOCKS GarbageRun_Phase = 5
 )
 
 // Enum value maps for GarbageRun_Phase.
@@ -167,6 +169,7 @@ var (
 		2: "PHASE_COLLECT",
 		3: "PHASE_DONE",
 		4: "PHASE_CHANGES",
+		5: "PHASE_LOCKS",
 	}
 	GarbageRun_Phase_value = map[string]int32{
 		"PHASE_UNSPECIFIED": 0,
@@ -174,6 +177,7 @@ var (
 		"PHASE_COLLECT":     2,
 		"PHASE_DONE":        3,
 		"PHASE_CHANGES":     4,
+		"PHASE_LOCKS":       5,
 	}
 )
 
@@ -1775,7 +1779,15 @@ type GarbageRun struct {
 	// The run reads only rows that clients have noted.
 	Changes bool `protobuf:"varint,15,opt,name=changes,proto3" json:"changes,omitempty"`
 	// Oracle time at which the last complete run that read every row started.
-	FullTs        int64 `protobuf:"varint,16,opt,name=full_ts,json=fullTs,proto3" json:"full_ts,omitempty"`
+	FullTs int64 `protobuf:"varint,16,opt,name=full_ts,json=fullTs,proto3" json:"full_ts,omitempty"`
+	// LOCKS, COLLECT or CHANGES is divided into parts, and these are left. Releases that do not know
+	// parts continue at table and row.
+	Divided bool               `protobuf:"varint,17,opt,name=divided,proto3" json:"divided,omitempty"`
+	Parts   []*GarbageRun_Part `protobuf:"bytes,18,rep,name=parts,proto3" json:"parts,omitempty"`
+	// The collectors that share the run.
+	Collectors []*GarbageRun_Collector `protobuf:"bytes,19,rep,name=collectors,proto3" json:"collectors,omitempty"`
+	// Rows a second that all collectors together read at most; 0: no limit.
+	Rate          float64 `protobuf:"fixed64,20,opt,name=rate,proto3" json:"rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1922,6 +1934,34 @@ func (x *GarbageRun) GetFullTs() int64 {
 	return 0
 }
 
+func (x *GarbageRun) GetDivided() bool {
+	if x != nil {
+		return x.Divided
+	}
+	return false
+}
+
+func (x *GarbageRun) GetParts() []*GarbageRun_Part {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *GarbageRun) GetCollectors() []*GarbageRun_Collector {
+	if x != nil {
+		return x.Collectors
+	}
+	return nil
+}
+
+func (x *GarbageRun) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
 type ChangedRows_Table struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1972,6 +2012,146 @@ func (x *ChangedRows_Table) GetRows() [][]byte {
 		return x.Rows
 	}
 	return nil
+}
+
+// A part of what is left: from a row of a table to before another one. Without end_table, it
+// has no end. In CHANGES, these are notes, in the metadata table.
+type GarbageRun_Part struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Table    string                 `protobuf:"bytes,2,opt,name=table,proto3" json:"table,omitempty"`
+	Row      []byte                 `protobuf:"bytes,3,opt,name=row,proto3" json:"row,omitempty"`
+	EndTable string                 `protobuf:"bytes,4,opt,name=end_table,json=endTable,proto3" json:"end_table,omitempty"`
+	EndRow   []byte                 `protobuf:"bytes,5,opt,name=end_row,json=endRow,proto3" json:"end_row,omitempty"`
+	// The collector that works on it; may be empty.
+	Owner         string `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GarbageRun_Part) Reset() {
+	*x = GarbageRun_Part{}
+	mi := &file_record_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GarbageRun_Part) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GarbageRun_Part) ProtoMessage() {}
+
+func (x *GarbageRun_Part) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GarbageRun_Part.ProtoReflect.Descriptor instead.
+func (*GarbageRun_Part) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{19, 0}
+}
+
+func (x *GarbageRun_Part) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *GarbageRun_Part) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *GarbageRun_Part) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *GarbageRun_Part) GetEndTable() string {
+	if x != nil {
+		return x.EndTable
+	}
+	return ""
+}
+
+func (x *GarbageRun_Part) GetEndRow() []byte {
+	if x != nil {
+		return x.EndRow
+	}
+	return nil
+}
+
+func (x *GarbageRun_Part) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+type GarbageRun_Collector struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Owner string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Oracle time at which its parts are free, unless it has written again.
+	ExpiresTs     int64 `protobuf:"varint,2,opt,name=expires_ts,json=expiresTs,proto3" json:"expires_ts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GarbageRun_Collector) Reset() {
+	*x = GarbageRun_Collector{}
+	mi := &file_record_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GarbageRun_Collector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GarbageRun_Collector) ProtoMessage() {}
+
+func (x *GarbageRun_Collector) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GarbageRun_Collector.ProtoReflect.Descriptor instead.
+func (*GarbageRun_Collector) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{19, 1}
+}
+
+func (x *GarbageRun_Collector) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *GarbageRun_Collector) GetExpiresTs() int64 {
+	if x != nil {
+		return x.ExpiresTs
+	}
+	return 0
 }
 
 var File_record_proto protoreflect.FileDescriptor
@@ -2117,7 +2297,7 @@ const file_record_proto_rawDesc = "" +
 	"\x06tables\x18\x02 \x03(\v2 .percolator.v1.ChangedRows.TableR\x06tables\x1a/\n" +
 	"\x05Table\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04rows\x18\x02 \x03(\fR\x04rows\"\xbc\x04\n" +
+	"\x04rows\x18\x02 \x03(\fR\x04rows\"\xc5\a\n" +
 	"\n" +
 	"GarbageRun\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
@@ -2139,14 +2319,32 @@ const file_record_proto_rawDesc = "" +
 	"\x10retention_micros\x18\r \x01(\x03R\x0fretentionMicros\x12\x14\n" +
 	"\x05plain\x18\x0e \x01(\bR\x05plain\x12\x18\n" +
 	"\achanges\x18\x0f \x01(\bR\achanges\x12\x17\n" +
-	"\afull_ts\x18\x10 \x01(\x03R\x06fullTs\"e\n" +
+	"\afull_ts\x18\x10 \x01(\x03R\x06fullTs\x12\x18\n" +
+	"\adivided\x18\x11 \x01(\bR\adivided\x124\n" +
+	"\x05parts\x18\x12 \x03(\v2\x1e.percolator.v1.GarbageRun.PartR\x05parts\x12C\n" +
+	"\n" +
+	"collectors\x18\x13 \x03(\v2#.percolator.v1.GarbageRun.CollectorR\n" +
+	"collectors\x12\x12\n" +
+	"\x04rate\x18\x14 \x01(\x01R\x04rate\x1a\x8a\x01\n" +
+	"\x04Part\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x14\n" +
+	"\x05table\x18\x02 \x01(\tR\x05table\x12\x10\n" +
+	"\x03row\x18\x03 \x01(\fR\x03row\x12\x1b\n" +
+	"\tend_table\x18\x04 \x01(\tR\bendTable\x12\x17\n" +
+	"\aend_row\x18\x05 \x01(\fR\x06endRow\x12\x14\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\x1a@\n" +
+	"\tCollector\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x1d\n" +
+	"\n" +
+	"expires_ts\x18\x02 \x01(\x03R\texpiresTs\"v\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vPHASE_FENCE\x10\x01\x12\x11\n" +
 	"\rPHASE_COLLECT\x10\x02\x12\x0e\n" +
 	"\n" +
 	"PHASE_DONE\x10\x03\x12\x11\n" +
-	"\rPHASE_CHANGES\x10\x04*]\n" +
+	"\rPHASE_CHANGES\x10\x04\x12\x0f\n" +
+	"\vPHASE_LOCKS\x10\x05*]\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_PUT\x10\x01\x12\x0f\n" +
@@ -2171,32 +2369,34 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_record_proto_goTypes = []any{
-	(Kind)(0),                 // 0: percolator.v1.Kind
-	(Journal)(0),              // 1: percolator.v1.Journal
-	(GarbageRun_Phase)(0),     // 2: percolator.v1.GarbageRun.Phase
-	(*CellRef)(nil),           // 3: percolator.v1.CellRef
-	(*Lock)(nil),              // 4: percolator.v1.Lock
-	(*Write)(nil),             // 5: percolator.v1.Write
-	(*Mark)(nil),              // 6: percolator.v1.Mark
-	(*Column)(nil),            // 7: percolator.v1.Column
-	(*ObservedColumn)(nil),    // 8: percolator.v1.ObservedColumn
-	(*ColumnIndex)(nil),       // 9: percolator.v1.ColumnIndex
-	(*TableSchema)(nil),       // 10: percolator.v1.TableSchema
-	(*FamilyExpiry)(nil),      // 11: percolator.v1.FamilyExpiry
-	(*JournalEntry)(nil),      // 12: percolator.v1.JournalEntry
-	(*Sweep)(nil),             // 13: percolator.v1.Sweep
-	(*PriorPolicy)(nil),       // 14: percolator.v1.PriorPolicy
-	(*GCRule)(nil),            // 15: percolator.v1.GCRule
-	(*WorkerToken)(nil),       // 16: percolator.v1.WorkerToken
-	(*Failure)(nil),           // 17: percolator.v1.Failure
-	(*DeadLetter)(nil),        // 18: percolator.v1.DeadLetter
-	(*SafePoint)(nil),         // 19: percolator.v1.SafePoint
-	(*Settled)(nil),           // 20: percolator.v1.Settled
-	(*ChangedRows)(nil),       // 21: percolator.v1.ChangedRows
-	(*GarbageRun)(nil),        // 22: percolator.v1.GarbageRun
-	(*ChangedRows_Table)(nil), // 23: percolator.v1.ChangedRows.Table
+	(Kind)(0),                    // 0: percolator.v1.Kind
+	(Journal)(0),                 // 1: percolator.v1.Journal
+	(GarbageRun_Phase)(0),        // 2: percolator.v1.GarbageRun.Phase
+	(*CellRef)(nil),              // 3: percolator.v1.CellRef
+	(*Lock)(nil),                 // 4: percolator.v1.Lock
+	(*Write)(nil),                // 5: percolator.v1.Write
+	(*Mark)(nil),                 // 6: percolator.v1.Mark
+	(*Column)(nil),               // 7: percolator.v1.Column
+	(*ObservedColumn)(nil),       // 8: percolator.v1.ObservedColumn
+	(*ColumnIndex)(nil),          // 9: percolator.v1.ColumnIndex
+	(*TableSchema)(nil),          // 10: percolator.v1.TableSchema
+	(*FamilyExpiry)(nil),         // 11: percolator.v1.FamilyExpiry
+	(*JournalEntry)(nil),         // 12: percolator.v1.JournalEntry
+	(*Sweep)(nil),                // 13: percolator.v1.Sweep
+	(*PriorPolicy)(nil),          // 14: percolator.v1.PriorPolicy
+	(*GCRule)(nil),               // 15: percolator.v1.GCRule
+	(*WorkerToken)(nil),          // 16: percolator.v1.WorkerToken
+	(*Failure)(nil),              // 17: percolator.v1.Failure
+	(*DeadLetter)(nil),           // 18: percolator.v1.DeadLetter
+	(*SafePoint)(nil),            // 19: percolator.v1.SafePoint
+	(*Settled)(nil),              // 20: percolator.v1.Settled
+	(*ChangedRows)(nil),          // 21: percolator.v1.ChangedRows
+	(*GarbageRun)(nil),           // 22: percolator.v1.GarbageRun
+	(*ChangedRows_Table)(nil),    // 23: percolator.v1.ChangedRows.Table
+	(*GarbageRun_Part)(nil),      // 24: percolator.v1.GarbageRun.Part
+	(*GarbageRun_Collector)(nil), // 25: percolator.v1.GarbageRun.Collector
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -2219,11 +2419,13 @@ var file_record_proto_depIdxs = []int32{
 	7,  // 17: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
 	23, // 18: percolator.v1.ChangedRows.tables:type_name -> percolator.v1.ChangedRows.Table
 	2,  // 19: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	24, // 20: percolator.v1.GarbageRun.parts:type_name -> percolator.v1.GarbageRun.Part
+	25, // 21: percolator.v1.GarbageRun.collectors:type_name -> percolator.v1.GarbageRun.Collector
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -2238,7 +2440,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

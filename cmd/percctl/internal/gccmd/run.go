@@ -42,7 +42,7 @@ interrupt a run, the next one continues. No run rolls back a live transaction: i
 still blocks it after --lock-wait, the run stops before it removes anything.
 
 With --watch it runs once per --interval, and reads every row once per --full-every,
-otherwise rows that clients noted as changed. Of several collectors one works.
+otherwise rows that clients noted as changed. Several collectors share each run.
 
 Exit status 4: a transaction or a collector blocks the run, or rows were skipped.`,
 		Example: `  percctl gc run --retention 72h --rate 5000 --yes

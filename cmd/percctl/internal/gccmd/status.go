@@ -1,6 +1,7 @@
 package gccmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -66,6 +67,9 @@ type runStatus struct {
 	Versions  int64         `json:"versions"`   // versions removed, by their write records
 	Cells     int64         `json:"cells"`      // Bigtable cells removed
 	Bytes     int64         `json:"bytes"`      // bytes of values and qualifiers removed, before compression
+	Parts     int           `json:"parts"`      // parts that are left of this phase
+	// Collectors share the run now.
+	Collectors []gc.Collector `json:"collectors"`
 }
 
 // Status is what gc status prints.
@@ -80,7 +84,7 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 	st := &status{
 		Project: s.Connect.Project, Instance: s.Connect.Instance,
 		SafePoint: g.SafePoint, SafePointTime: cli.Time(g.SafePoint), PublishedTS: g.PublishedTS, Retention: g.Retention.Seconds(), Now: g.Now,
-		Run:   runStatus{g.Run.Phase, g.Run.SafePoint, g.Run.Table, cli.Text([]byte(g.Run.Row)), g.Run.StartedTS, g.Run.UpdatedTS, g.Run.Owner, g.Run.Rows, g.Run.Versions, g.Run.Cells, g.Run.Bytes},
+		Run:   runStatus{g.Run.Phase, g.Run.SafePoint, g.Run.Table, cli.Text([]byte(g.Run.Row)), g.Run.StartedTS, g.Run.UpdatedTS, g.Run.Owner, g.Run.Rows, g.Run.Versions, g.Run.Cells, g.Run.Bytes, g.Run.Parts, g.Run.Collectors},
 		Lease: g.Lease.Owner, LeaseLeft: g.Lease.Left.Seconds(), Holds: g.Holds,
 	}
 	if g.Run.Row == "" {
@@ -94,7 +98,7 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 
 // Interrupted reports whether a run was interrupted and no collector continues it.
 func (st *status) Interrupted() bool {
-	return st.Lease == "" && (st.Run.Phase == gc.PhaseFence || st.Run.Phase == gc.PhaseCollect || st.Run.Phase == gc.PhaseChanges)
+	return st.Lease == "" && len(st.Run.Collectors) == 0 && st.Run.Phase != gc.PhaseNone && st.Run.Phase != gc.PhaseDone
 }
 
 func (o *statusOptions) run(ctx context.Context, s *session.Session) error {
@@ -148,10 +152,11 @@ func (st *status) Facts() (facts [][2]string) {
 	if r := st.Run; r.Phase != gc.PhaseNone {
 		add("reclaimed", fmt.Sprintf("%s, %s, %s, of %s", cli.Count(r.Versions, "version"), cli.Count(r.Cells, "cell"), cli.Count(r.Bytes, "byte"), cli.Count(r.Rows, "row")))
 	}
-	if st.Lease == "" {
-		add("collecting", "none")
-	} else {
-		add("collecting", cli.Line(st.Lease))
+	if add("leader", cli.Line(cmp.Or(st.Lease, "none"))); st.Run.Parts > 0 {
+		add("left", cli.Count(int64(st.Run.Parts), "part"))
+	}
+	for _, c := range st.Run.Collectors {
+		add("collecting", cli.Line(fmt.Sprintf("%s: %s, at table %s, row %s", c.Owner, cli.Count(int64(c.Parts), "part"), c.Table, cli.Text([]byte(c.Row)))))
 	}
 	for _, h := range st.Holds {
 		add("held by", fmt.Sprintf("%s, at %s, %s old", holder(h), cli.Stamp(h.OldestTS), cli.Between(h.OldestTS, st.Now)))

@@ -55,6 +55,9 @@ func (r *report) text(w io.Writer) error {
 	case n.Found > 0:
 		fmt.Fprintf(w, "  resolved %s first: %d rolled forward, %d rolled back, %d gone\n", cli.Count(n.Found, "lock"), n.RolledForward, n.RolledBack, n.Gone)
 	}
+	if r.Helped {
+		fmt.Fprintln(w, "  shared a run that another collector led; the counts are of this one")
+	}
 	if r.Resumed {
 		fmt.Fprintln(w, "  continued an interrupted run; run the command again to collect newer garbage")
 	}

@@ -128,7 +128,7 @@ func (p *Picture) gcFact() Fact {
 	var words []string
 	for _, fact := range p.GC.Facts() {
 		switch fact[0] {
-		case "safe point", "age", "last run", "collecting", "held by":
+		case "safe point", "age", "last run", "leader", "held by":
 			if fact[0] == "held by" && len(words) > 4 {
 				continue // the oldest alone
 			}

@@ -1,0 +1,247 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/model"
+)
+
+// A shared is a table of many tablets, each of which takes a node 10 s to read, with one row that
+// was overwritten.
+type shared struct {
+	env     *txntest.Env
+	cluster *model.Cluster
+	rows    []string
+}
+
+const tabletTime = 10 * time.Second
+
+func newShared(t *testing.T, tablets int) *shared {
+	t.Helper()
+	s := &shared{env: newGCEnv(t)}
+	s.cluster = model.New(model.Config{Nodes: tablets, Tables: map[string]model.Table{"a": {Bytes: float64(tablets) * 220e6 * tabletTime.Seconds(), Splits: model.HexSplits("", tablets)}}})
+	s.env.CreateTable("a", "f")
+	for i := range tablets {
+		s.rows = append(s.rows, fmt.Sprintf("%08x", uint64(i)<<32/uint64(tablets)+1<<20))
+	}
+	for _, v := range []string{"1", "2"} {
+		for rows := range slices.Chunk(s.rows, 64) {
+			mustSet(t, s.env.Client, v, rows...)
+		}
+	}
+	advance(retention + time.Minute)
+	return s
+}
+
+// A sharer is one of several collectors.
+type sharer struct {
+	faults *txntest.Faults
+	cancel context.CancelFunc
+	ended  <-chan outcome
+	report *gc.Report
+}
+
+// collect runs a collector that waits while another one begins a run. It calls progress with what
+// it does.
+func (s *shared) collect(t *testing.T, cfg gc.Config, progress func(*sharer, gc.Progress)) *sharer {
+	t.Helper()
+	k := &sharer{faults: txntest.NewFaults(t)}
+	var ctx context.Context
+	ctx, k.cancel = context.WithCancel(t.Context())
+	c := s.env.NewClient(txn.Config{TokenTTL: -1}, append(k.faults.DialOptions(), s.cluster.Client("collector")...)...)
+	cfg.Retention = retention
+	cfg.Progress = func(p gc.Progress) { progress(k, p) }
+	k.ended = inBackground(func() error {
+		for {
+			r, err := gc.Run(ctx, c, cfg)
+			var busy *gc.BusyError
+			if !errors.As(err, &busy) || busy.Lost {
+				k.report = r
+				return err
+			}
+			advance(time.Second)
+		}
+	})
+	return k
+}
+
+// Collectors share each phase of a run, and what one has taken that dies goes to the others: also
+// if it led the run.
+func TestCollectorsShareARun(t *testing.T) {
+	tests := []struct {
+		name       string
+		collectors int
+		dies       int      // which of them; the first one leads
+		in         gc.Phase // when
+	}{
+		{"two collectors", 2, -1, ""},
+		{"the second of two dies", 2, 1, gc.PhaseCollect},
+		{"the first of two dies", 2, 0, gc.PhaseCollect},
+		{"five collectors", 5, -1, ""},
+		{"the third of five dies", 5, 2, gc.PhaseCollect},
+		{"the first of five dies before it has resolved its locks", 5, 0, gc.PhaseLocks},
+	}
+	if testing.Short() {
+		tests = tests[3:]
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const tablets = 32
+				s := newShared(t, tablets)
+				var once sync.Once
+				var all []*sharer
+				for i := range tt.collectors {
+					all = append(all, s.collect(t, gc.Config{}, func(k *sharer, p gc.Progress) {
+						if i == tt.dies && p.Phase == tt.in && (p.Phase == gc.PhaseLocks || p.Total.Rows > 0) {
+							once.Do(k.faults.Kill)
+						}
+					}))
+					advance(time.Second)
+				}
+				var rows, versions int64
+				var last *gc.Report
+				for i, k := range all {
+					if i == tt.dies {
+						continue
+					}
+					if o := <-k.ended; o.err != nil || !k.report.Finished {
+						t.Errorf("collector %d: %v, %+v", i, o.err, k.report)
+						continue
+					}
+					if last != nil && last.SafePoint != k.report.SafePoint {
+						t.Errorf("collector %d has safe point %d, another one %d", i, k.report.SafePoint, last.SafePoint)
+					}
+					last = k.report
+					rows, versions = rows+last.Total.Rows, versions+last.Total.Versions
+					if last.Total.Versions == 0 || last.Helped != (i > 0) {
+						t.Errorf("collector %d: %+v", i, last)
+					}
+				}
+				if tt.dies >= 0 {
+					k := all[tt.dies]
+					k.cancel()
+					if o := <-k.ended; o.err == nil {
+						t.Error("the collector that died returned no error")
+					}
+					rows, versions = rows+k.report.Total.Rows, versions+k.report.Total.Versions
+				}
+				if versions < tablets || tt.dies < 0 && (rows != tablets || versions != tablets) {
+					t.Errorf("%d rows read, %d versions removed; want %d", rows, versions, tablets)
+				}
+				for _, g := range garbage(t, s.env.Client, s.rows, last.SafePoint) {
+					t.Errorf("left: %s", g)
+				}
+				st, err := gc.ReadStatus(t.Context(), s.env.Client)
+				if err != nil || st.Run.Phase != gc.PhaseDone || st.Lease.Owner != "" || len(st.Run.Collectors) != 0 {
+					t.Errorf("status %+v, %v", st, err)
+				}
+				s.env.Check()
+			})
+		})
+	}
+}
+
+// Four collectors take at most a third of the time of one, in a table that has enough tablets.
+func TestFourCollectorsAreFaster(t *testing.T) {
+	took := map[int]time.Duration{}
+	for _, collectors := range []int{1, 4} {
+		synctest.Test(t, func(t *testing.T) {
+			const tablets = 128
+			s := newShared(t, tablets)
+			var all []*sharer
+			for range collectors {
+				all = append(all, s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {}))
+				advance(time.Second)
+			}
+			var versions int64
+			for _, k := range all {
+				if o := <-k.ended; o.err != nil {
+					t.Fatal(o.err)
+				}
+				versions += k.report.Total.Versions
+			}
+			// The fence takes its time in any case.
+			if took[collectors] = all[0].report.Elapsed - 2*time.Minute; versions != tablets {
+				t.Errorf("%d collectors removed %d versions, want %d", collectors, versions, tablets)
+			}
+		})
+	}
+	t.Logf("1 collector: %v, 4 collectors: %v", took[1], took[4])
+	if took[1] < 3*took[4] {
+		t.Errorf("1 collector took %v, 4 collectors %v", took[1], took[4])
+	}
+}
+
+// The status says which collector works on what. What excludes collectors waits for all of them,
+// also for one that has no lease.
+func TestStatusAndExclusionOfCollectors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared(t, 64)
+		first := s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {})
+		advance(time.Second)
+		second := s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {})
+		advance(2*time.Minute + 10*time.Second)
+		st, err := gc.ReadStatus(t.Context(), s.env.Client)
+		if err != nil || st.Run.Phase != gc.PhaseLocks || st.Run.Parts == 0 || len(st.Run.Collectors) != 2 || st.Run.Collectors[0].Parts+st.Run.Collectors[1].Parts != 32 || st.Run.Collectors[1].Table != "a" {
+			t.Errorf("status %+v, %v; want two collectors with 16 parts each", st, err)
+		}
+		first.faults.Kill()
+		advance(35 * time.Second) // until its lease ends
+		if st, err = gc.ReadStatus(t.Context(), s.env.Client); err != nil || st.Lease.Owner != "" || len(st.Run.Collectors) != 1 {
+			t.Errorf("status %+v, %v; want no lease and one collector", st, err)
+		}
+		if _, _, err := gc.Exclude(t.Context(), s.env.Client); !errors.As(err, new(*gc.BusyError)) {
+			t.Errorf("excluded beside a collector: %v", err)
+		}
+		first.cancel()
+		<-first.ended
+		if o := <-second.ended; o.err != nil || !second.report.Finished {
+			t.Errorf("%v, %+v", o.err, second.report)
+		}
+		_, release, err := gc.Exclude(t.Context(), s.env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release()
+		s.env.Check()
+	})
+}
+
+// A collector that finds garbage collection excluded removes nothing, although the record names a
+// run that it could share.
+func TestCollectorLeavesAnExcludedRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared(t, 32)
+		first := s.collect(t, gc.Config{}, func(k *sharer, p gc.Progress) {
+			if p.Phase == gc.PhaseCollect {
+				k.faults.Kill()
+			}
+		})
+		advance(6 * time.Minute)
+		_, release, err := gc.Exclude(t.Context(), s.env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := gc.Run(t.Context(), s.env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{Retention: retention}); !errors.As(err, new(*gc.BusyError)) {
+			t.Errorf("%+v, %v; want a BusyError", r, err)
+		}
+		release()
+		first.cancel()
+		<-first.ended
+		if r := runGC(t, s.env.Client, gc.Config{}); !r.Resumed || !r.Finished {
+			t.Errorf("%+v", r)
+		}
+		s.env.Check()
+	})
+}
