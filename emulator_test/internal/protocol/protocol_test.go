@@ -106,7 +106,7 @@ var longer = []Scenario{
 // TestProtocol explores the protocol as it is.
 func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
 
-// TestBulkPrewrite explores the protocol with bulk prewrites, which the library does not have
+// TestBulkPrewrite explores the protocol with bulk prewrites
 // (docs/design/2026-11-21-bulk-prewrite.md).
 func TestBulkPrewrite(t *testing.T) { explore(t, bulk, bulkLonger) }
 

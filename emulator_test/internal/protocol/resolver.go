@@ -112,7 +112,7 @@ func rollForward(m *machine, n *state, t, cell int) {
 }
 
 // rollBack removes a lock and its data. The lock of a bulk prewrite may have arrived after its own
-// commit. So if the cell has a record at or above it, only the lock goes.
+// commit. So if the cell has a record of the transaction, only the lock goes.
 func rollBack(m *machine, n *state, t, cell int) {
 	if m.Bulk&bit(t) == 0 || cell == m.txns[t].primary || m.is(BulkRollBackRemovesData) {
 		if n.lockOf(cell, t) {
@@ -121,7 +121,7 @@ func rollBack(m *machine, n *state, t, cell int) {
 		return
 	}
 	n.cells[cell].locks &^= bit(t)
-	if _, commit := n.newestRecord(m, cell, n.clock); commit < n.txns[t].start {
+	if n.cells[cell].records[t] == 0 {
 		n.cells[cell].data &^= bit(t)
 	}
 }
