@@ -290,7 +290,7 @@ var weakColumn = txn.Column{Family: "g", Qualifier: "weak"}
 // columns.
 func (m *performance) setUp() error {
 	for i, table := range crashTables {
-		spec := admin.TableSpec{Name: table, Families: modelFamilies}
+		spec := admin.TableSpec{Name: table, Families: modelFamilies, BulkPrewrite: m.bulkPrewrite[i]}
 		if i == 0 {
 			spec.Observed = m.columns[:min(m.observed, len(m.columns))]
 		}

@@ -121,6 +121,7 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64, counts *tally)
 		}
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{Oracle: cfg.Oracle, TokenTTL: -1}))
 		for _, table := range load.Tables {
+			table.BulkPrewrite = rnd.IntN(2) == 0
 			env.InitTable(table)
 		}
 		cfg.LockTTL, cfg.SyncSecondaries, cfg.PassLocks = crashTTL, rnd.IntN(2) == 0, rnd.IntN(2) == 0

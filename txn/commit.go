@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/bulk"
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
@@ -41,7 +42,8 @@ type commit struct {
 	heartbeat   heartbeat
 	latch       *latch.Latch
 
-	failed atomic.Bool // the prewrite of a row has failed
+	failed atomic.Bool    // the prewrite of a row has failed
+	bulk   *bulk.Prewrite // of the rows that are prewritten in bulk; nil: there are none
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
@@ -73,16 +75,14 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	defer c.heartbeat.stop()
 	c.entries = c.client.resolver.Journal.Begin(ctx, c.rows, c.startTS)
 	if err := prewriteAll(ctx, c); err != nil {
-		c.client.resolver.Trace.Conflict(ctx, err)
-		c.client.recent.Conflicted(err)
-		c.abort(ctx)
+		c.giveUp(ctx, err)
 		return 0, err
 	}
 	// Only after all prewrites: a transaction that starts above commit_ts must find
 	// either the locks or the write records.
-	commitTS, asked, err := c.client.resolver.Clock.CommitTimestamp(ctx)
+	commitTS, asked, err := c.verifyAndTakeCommitTS(ctx)
 	if err != nil {
-		c.abort(ctx)
+		c.giveUp(ctx, err)
 		return 0, err
 	}
 	if c.txn.opts.writeOnly {
@@ -280,6 +280,44 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 			c.client.resolver.Log.WarnContext(ctx, "committing secondaries failed; the next reader rolls their locks forward", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}
+}
+
+// splitBulk prepares the bulk prewrite of the rows whose tables allow it, and returns the others.
+func (c *commit) splitBulk() []*store.RowWrites {
+	rows, some := bulk.Split(c.rows, c.startTS)
+	if len(some) == 0 {
+		return rows
+	}
+	c.bulk = &bulk.Prewrite{
+		Resolver: c.client.resolver, Rows: some, Primary: c.primary, StartTS: c.startTS, LockTTL: c.client.cfg.LockTTL,
+		Mutation: func(row *store.RowWrites) *bigtable.Mutation { return lockMutation(c, row) },
+		Failed:   &c.failed, Unlatch: c.releaseLatch,
+	}
+	return rows
+}
+
+// verifyAndTakeCommitTS takes the commit timestamp, and verifies the rows of a bulk prewrite beside
+// it.
+func (c *commit) verifyAndTakeCommitTS(ctx context.Context) (commitTS tso.Timestamp, asked time.Time, err error) {
+	if c.bulk == nil {
+		return c.client.resolver.Clock.CommitTimestamp(ctx)
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
+	g.Go(func() error { return c.bulk.Verify(gctx) })
+	g.Go(func() (err error) {
+		commitTS, asked, err = c.client.resolver.Clock.CommitTimestamp(gctx)
+		return err
+	})
+	err = g.Wait()
+	return commitTS, asked, err
+}
+
+// giveUp aborts because of err, which may be a conflict.
+func (c *commit) giveUp(ctx context.Context, err error) {
+	c.client.resolver.Trace.Conflict(ctx, err)
+	c.client.recent.Conflicted(err)
+	c.abort(ctx)
 }
 
 // abort removes what prewrites may have left. No commit was sent, so no client can commit

@@ -8,8 +8,8 @@ import (
 	"cloud.google.com/go/bigtable"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
@@ -23,22 +23,32 @@ func prewriteAll(ctx context.Context, c *commit) error {
 	if len(c.rows) == 1 {
 		return prewriteTraced(ctx, c, ctx, c.rows[0])
 	}
-	return prewriteRows(ctx, c)
+	return prewriteRows(ctx, c, c.splitBulk())
 }
 
-func prewriteRows(ctx context.Context, c *commit) (err error) {
-	traced := len(c.rows) <= maxPrewriteSpans
+func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err error) {
+	traced := len(rows) <= maxPrewriteSpans
 	if !traced {
 		var all telemetry.Span
 		ctx, all = c.client.resolver.Trace.Begin(ctx, "prewrite", "")
-		all.Set(telemetry.AttrRows.Int(len(c.rows)))
+		all.Set(telemetry.AttrRows.Int(len(rows)))
 		defer func() { all.EndWith(err) }()
 	}
 	waitCtx, stopWaiting := context.WithCancel(ctx)
 	defer stopWaiting()
 	var g errgroup.Group
 	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
-	for _, row := range c.rows {
+	if c.bulk != nil {
+		g.Go(func() error {
+			err := c.bulk.Lock(ctx)
+			if err != nil {
+				c.failed.Store(true)
+				stopWaiting()
+			}
+			return err
+		})
+	}
+	for _, row := range rows {
 		g.Go(func() error {
 			if c.failed.Load() {
 				return nil // the row that failed returns the error
@@ -223,31 +233,23 @@ func lockOf(c *commit, w *store.Write) *format.Lock {
 // If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
 // the caller sends it again.
 func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) (locked bool, err error) {
-	raw, err := row.Table.TryReadRow(ctx, row.Row, orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS)))
+	f := orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS))
+	if row.Table.Schema.Bulk() {
+		f = store.Selection{Columns: row.Columns()}.WithAllLocks(f, format.Never-1)
+	}
+	raw, err := row.Table.TryReadRow(ctx, row.Row, f)
 	if err != nil {
 		return false, err
 	}
-	own := 0
 	var others []*format.Lock
-	for _, item := range raw[format.LockFamily] {
-		_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
-		if err != nil {
-			return false, err
-		}
-		l, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
-		if err != nil {
-			return false, err
-		}
-		if l.StartTS == c.startTS {
-			own++
-		} else {
-			others = append(others, l)
-		}
+	own, err := recovery.LocksIn(row, raw, c.startTS, &others)
+	if err != nil {
+		return false, err
 	}
 	if own == 0 && !row.Unanswered {
 		row.Touched = false // every prewrite was refused
 	}
-	if err := findConflict(c, row, raw); err != nil {
+	if err := recovery.FindConflict(row, raw, c.startTS); err != nil {
 		return false, err
 	}
 	switch {
@@ -262,52 +264,5 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 		defer cancel()
 		defer context.AfterFunc(waitCtx, cancel)()
 	}
-	for _, l := range others {
-		o, err := c.client.resolver.ResolveForWrite(ctx, l, c.startTS, c.releaseLatch)
-		switch {
-		case err != nil:
-			return false, err
-		case o.CommitTS >= c.startTS:
-			// The lock is a write record now.
-			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: o.CommitTS, Reason: format.ConflictWrite}
-		case !o.LockGone && !o.Final():
-			return false, &ConflictError{Cell: l.Cell, StartTS: c.startTS, ConflictTS: l.StartTS, Reason: format.ConflictLock}
-		}
-	}
-	return false, nil
-}
-
-// findConflict returns a ConflictError if the row has a write record or mark at or above
-// start_ts. The transaction's own rollback marker takes precedence over later records.
-func findConflict(c *commit, row *store.RowWrites, raw bigtable.Row) error {
-	var found *ConflictError
-	for _, family := range []string{format.WriteFamily, format.MarkFamily} {
-		for _, item := range raw[family] {
-			_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
-			if err != nil {
-				return err
-			}
-			ts := tso.FromCell(item.Timestamp)
-			switch {
-			case ts == c.startTS:
-				return &ConflictError{Cell: cell, StartTS: c.startTS, Reason: format.ConflictRolledBack}
-			case found == nil:
-				found = &ConflictError{Cell: cell, StartTS: c.startTS, ConflictTS: ts, Reason: conflictReason(family, cell, item)}
-			}
-		}
-	}
-	if found == nil {
-		return nil
-	}
-	return found
-}
-
-// conflictReason distinguishes rollback markers from committed writes.
-func conflictReason(family string, cell Cell, item bigtable.ReadItem) format.ConflictReason {
-	if family == format.MarkFamily {
-		if m, err := format.DecodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.Kind == format.KindRollback {
-			return format.ConflictMarker
-		}
-	}
-	return format.ConflictWrite
+	return false, recovery.ResolveOthers(ctx, c.client.resolver, others, c.startTS, c.releaseLatch)
 }

@@ -51,6 +51,8 @@ type pageRow struct {
 	key string
 	raw bigtable.Row // until its locks are resolved
 	row recovery.Evaluation
+	// allLocks: raw has all locks of a column, not only the newest.
+	allLocks bool
 }
 
 // run yields all rows, in as many requests as it takes.
@@ -125,7 +127,7 @@ func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
 			s.bytes += len(it.Value) + len(it.Column)
 		}
 	}
-	s.page = append(s.page, pageRow{raw.Key(), raw, e})
+	s.page = append(s.page, pageRow{key: raw.Key(), raw: raw, row: e})
 	return nil
 }
 
@@ -169,13 +171,24 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 			}
 		}
 		if len(locks) == 0 {
-			break
+			// Rows whose locks the read ignores may have others below them.
+			for i := range page {
+				if r := &page[i]; !r.allLocks && recovery.MayHideLocks(s.table, r.raw) {
+					if blocked == nil {
+						blocked = map[string]*pageRow{}
+					}
+					blocked[r.key] = r
+				}
+			}
+			if blocked == nil {
+				break
+			}
 		}
 		again, err := recovery.ResolveForRead(ctx, s.view.client.resolver, locks, s.view.ts, passed)
 		if err != nil {
 			return err
 		}
-		if again {
+		if again || len(locks) == 0 {
 			err = s.readAgain(ctx, blocked, passed)
 		} else {
 			for _, r := range blocked {
@@ -204,13 +217,18 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 // readAgain reads the blocked rows again.
 func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passed recovery.Ignored) error {
 	set := store.RowSet{Keys: make([]string, 0, len(blocked))}
+	f, all := s.table.VisibleAt(s.sel, s.view.ts), s.table.Schema.Bulk()
+	if all {
+		f = s.sel.WithAllLocks(f, s.view.ts)
+	}
 	for key, r := range blocked {
 		set.Keys = append(set.Keys, key)
-		r.row = recovery.Evaluation{} // a row that is gone now has nothing visible
+		// A row that is gone now has nothing visible.
+		*r = pageRow{key: key, allLocks: all}
 	}
 	slices.Sort(set.Keys)
 	var failed error
-	filter := bigtable.RowFilter(s.table.VisibleAt(s.sel, s.view.ts))
+	filter := bigtable.RowFilter(f)
 	for !set.Empty() {
 		request, last := set.Request(false).(bigtable.RowList), ""
 		err := s.table.ReadRows(ctx, request, func(raw bigtable.Row) bool {

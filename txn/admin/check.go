@@ -379,7 +379,9 @@ func (ck *checker) records(h *history) {
 		}
 	}
 	for _, l := range h.locks {
-		if r, ok := seen[l.StartTS]; ok {
+		if r, ok := seen[l.StartTS]; ck.table.Schema.MayBeBulk(l) {
+			continue
+		} else if ok {
 			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a lock and a %v record at %d", l.StartTS, r.Kind, r.CommitTS)
 		} else if l.StartTS <= last.CommitTS {
 			ck.report(RuleOneLock, h.cell, "the lock at %d is older than the commit at %d", l.StartTS, last.CommitTS)
@@ -388,7 +390,7 @@ func (ck *checker) records(h *history) {
 }
 
 func (ck *checker) locks(h *history) {
-	if len(h.locks) > 1 {
+	if len(h.locks) > 1 && !slices.ContainsFunc(h.locks, ck.table.Schema.MayBeBulk) {
 		ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", len(h.locks), h.locks[0].StartTS, h.locks[1].StartTS)
 	}
 	for _, l := range h.locks {

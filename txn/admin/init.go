@@ -28,6 +28,9 @@ type TableSpec struct {
 	// Nil keeps those of the schema record. Other values replace them, and columns
 	// that stay keep their observers.
 	Observed []format.Column
+	// BulkPrewrite allows transactions to lock many rows of a new table with one request. Clients
+	// of releases that do not know it refuse the table. Package bulkprewrite allows it in others.
+	BulkPrewrite bool
 }
 
 // initTimeout limits a request of InitTable, which has no Config.
@@ -98,6 +101,9 @@ func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) 
 		record.Journal = recordpb.Journal_JOURNAL_ALWAYS
 	case record.Journal == recordpb.Journal_JOURNAL_NONE:
 		record.Journal = recordpb.Journal_JOURNAL_LATER
+	}
+	if spec.BulkPrewrite && record.FormatVersion == 0 {
+		record.BulkPrewriteFromTs = 1 // no client has the table open, so none has to be waited for
 	}
 	defer store.SetSchemaVersion(record)
 	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == format.AckFamily })

@@ -286,7 +286,7 @@ func CheckVersion(m interface{ GetFormatVersion() uint32 }, name string) error {
 	case *recordpb.Lock:
 		known = passableVersion
 	case *recordpb.TableSchema:
-		known = PatternVersion
+		known = BulkVersion
 	}
 	switch v := m.GetFormatVersion(); {
 	case v == 0:

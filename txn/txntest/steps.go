@@ -138,6 +138,8 @@ func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
 			switch {
 			case set != nil && (set.FamilyName == format.WriteFamily || set.FamilyName == format.MarkFamily):
 				return StepSecondaries
+			case set != nil && set.FamilyName == format.LockFamily:
+				return StepPrewrite
 			case set != nil && set.FamilyName == format.NotifyFamily && strings.HasPrefix(string(set.ColumnQualifier), ":"):
 				step = StepFailure
 			case set != nil && set.FamilyName == format.NotifyFamily:

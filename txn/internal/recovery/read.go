@@ -73,7 +73,11 @@ func Evaluate(ctx context.Context, t *store.Table, raw bigtable.Row, sel store.S
 		return Evaluation{}, err
 	}
 	e.readTS = readTS
-	for _, item := range raw[format.LockFamily] {
+	locks := raw[format.LockFamily]
+	for i, item := range locks {
+		if i > 0 && locks[i-1].Timestamp == item.Timestamp && locks[i-1].Column == item.Column {
+			continue // store.Selection.WithAllLocks
+		}
 		c, cell, err := format.MetadataCell(t.Name, key, item)
 		if err != nil {
 			return Evaluation{}, err
@@ -294,7 +298,7 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 	if read == nil {
 		read = t.ReadRow
 	}
-	for ; ; read = t.ReadRow {
+	for all := false; ; read = t.ReadRow {
 		raw, err := read(ctx, row, f)
 		if err != nil {
 			return nil, nil, err
@@ -302,6 +306,10 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 		e, err := Evaluate(ctx, t, raw, sel, ts, ignored)
 		if err != nil {
 			return nil, nil, err
+		}
+		hidden := !all && MayHideLocks(t, raw)
+		if hidden {
+			f, all = sel.WithAllLocks(f, ts), true
 		}
 		if len(e.Locks) > 0 {
 			if ignored == nil {
@@ -311,12 +319,14 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 			if err != nil {
 				return nil, nil, err
 			}
-			if readAgain {
+			if readAgain || hidden {
 				continue
 			}
 			if e, err = Evaluate(ctx, t, raw, sel, ts, ignored); err != nil {
 				return nil, nil, err
 			}
+		} else if hidden {
+			continue
 		}
 		ResolveInBackground(r, e.Stranded, ts)
 		if err := e.Complete(ctx, r, t, row, sel, ts); err != nil {
@@ -324,6 +334,13 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 		}
 		return e.Row, raw, nil
 	}
+}
+
+// MayHideLocks reports whether an answer with the newest lock of each column may leave out others,
+// which a reader has to resolve too (docs/design/2026-11-21-bulk-prewrite.md). Without a lock it
+// leaves out none.
+func MayHideLocks(t *store.Table, raw bigtable.Row) bool {
+	return len(raw[format.LockFamily]) > 0 && t.Schema.Bulk()
 }
 
 // ResolveInBackground resolves stranded locks in the background.

@@ -153,6 +153,28 @@ func LockAt(c format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(filters.of(c).lock, At(startTS))
 }
 
+// RecordsOf matches the records and marks of a column at or above startTS that may belong to the
+// transaction that started there.
+func RecordsOf(c format.Column, startTS tso.Timestamp) bigtable.Filter {
+	f := filters.of(c)
+	var values []bigtable.Filter
+	for _, r := range format.RecordRanges(startTS) {
+		values = append(values, bigtable.ValueRangeFilter(r[0], r[1]))
+	}
+	return Chain(Interleave(f.write, f.mark), From(startTS), Interleave(values...))
+}
+
+// Others matches what a transaction that has locked rows in bulk must not find in them: locks of
+// other transactions, and any record or mark above its startTS. At startTS there is none, because
+// the primary, which may have a rollback marker there, is in another row. The filter names no
+// columns: one request reads all rows. At most two locks of each column show.
+func Others(startTS tso.Timestamp) bigtable.Filter {
+	return Interleave(
+		Chain(WholeFamily(format.LockFamily), UpTo(startTS-1), Latest),
+		Chain(From(startTS+1), Latest, Interleave(WholeFamily(format.LockFamily), WholeFamily(format.WriteFamily), WholeFamily(format.MarkFamily))),
+	)
+}
+
 // Conflicts matches what a prewrite at startTS must not find: any lock, and any write record,
 // lock-only commit or rollback marker at or above startTS (design §4).
 func Conflicts(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
@@ -233,15 +255,7 @@ func PrewriteCost(c format.Column) int { return 3 * FilterCost(c.Key()) }
 // transaction that started at startTS. The primary may have any number of later versions, and
 // a read must not return them all (format.RecordRanges).
 func OutcomeCells(primary format.Column, startTS tso.Timestamp) bigtable.Filter {
-	f := filters.of(primary)
-	var values []bigtable.Filter
-	for _, r := range format.RecordRanges(startTS) {
-		values = append(values, bigtable.ValueRangeFilter(r[0], r[1]))
-	}
-	return Interleave(
-		Chain(f.lock, At(startTS)),
-		Chain(Interleave(f.write, f.mark), From(startTS), Interleave(values...)),
-	)
+	return Interleave(LockAt(primary, startTS), RecordsOf(primary, startTS))
 }
 
 // Undecided is the predicate of the mutation that sets a rollback marker at an empty
@@ -343,10 +357,26 @@ func (s *Selection) Normalize() {
 //
 // The filter first selects timestamps, then the newest cell of each column. The emulator
 // copies the rest of the row for every branch of an Interleave; this way, old versions are
-// gone before. The newest lock of a column is its only lock: a prewrite fails if the column
-// has a lock at any timestamp.
+// gone before. If a column has several locks (docs/design/2026-11-21-bulk-prewrite.md), the
+// newest one shows that there may be others, which WithAllLocks returns.
 func (s Selection) VisibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.Filter {
 	return Chain(DataUpTo(ts), Latest, s.visible(dataFamilies))
+}
+
+// WithAllLocks matches what f matches, and all locks of the selected columns at or below ts. So the
+// answer has some locks twice.
+func (s Selection) WithAllLocks(f bigtable.Filter, ts tso.Timestamp) bigtable.Filter {
+	var locks []bigtable.Filter
+	for _, r := range s.Ranges {
+		locks = append(locks, r.of(format.LockFamily))
+	}
+	for _, c := range s.Columns {
+		locks = append(locks, filters.of(c).lock)
+	}
+	if s.everything() || s.Cost() > FilterBudget/2 {
+		locks = []bigtable.Filter{WholeFamily(format.LockFamily)}
+	}
+	return Interleave(f, Chain(UpTo(ts), AnyOf(locks)))
 }
 
 // Newest is VisibleAt the end of time.

@@ -15,6 +15,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
@@ -47,6 +48,8 @@ type Schema struct {
 	Journal recordpb.Journal
 	// read is when the request for the record was sent.
 	read time.Time
+	// BulkFrom: transactions that start at or above it may prewrite in bulk; 0: none may.
+	BulkFrom tso.Timestamp
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
@@ -442,6 +445,24 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 	return s.Expiries, nil
 }
 
+// Bulk reports whether the table may have had locks of bulk prewrites until now. If it has, a
+// column may have several locks. The property of the table is set longer than
+// Config.SchemaMaxAge before the first such lock, so a schema that is younger knows it.
+func (src *SchemaSource) Bulk() bool {
+	s := src.latest.Load()
+	return s != nil && (s.BulkFrom != 0 || time.Since(s.read) > src.table.store.Config.SchemaMaxAge)
+}
+
+// MayBeBulk reports whether a bulk prewrite may have written a lock. Such a lock may stand beside
+// others, below later commits and, if its request arrived twice, beside its own record.
+func (src *SchemaSource) MayBeBulk(l *format.Lock) bool {
+	from := src.BulkFrom()
+	return from != 0 && l.StartTS >= from && !l.IsPrimary()
+}
+
+// BulkFrom returns from which start_ts on transactions may prewrite the table in bulk; 0: none may.
+func (src *SchemaSource) BulkFrom() tso.Timestamp { return src.latest.Load().BulkFrom }
+
 // Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
 // column that became observed must get its notify cells.
 func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
@@ -486,7 +507,7 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
 		return nil, fmt.Errorf("percolator: %w", err)
 	}
-	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal}
+	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal, BulkFrom: tso.Timestamp(m.BulkPrewriteFromTs)}
 	for _, o := range m.Observed {
 		c := ColumnOf(o)
 		s.Observed[c] = Registration{o.Observers, o.Weak}
@@ -559,6 +580,9 @@ func SetSchemaVersion(m *recordpb.TableSchema) {
 	m.FormatVersion = format.Version
 	if slices.ContainsFunc(m.Observed, func(o *recordpb.ObservedColumn) bool { return ColumnOf(o).IsPattern() }) {
 		m.FormatVersion = format.PatternVersion
+	}
+	if m.BulkPrewriteFromTs != 0 {
+		m.FormatVersion = format.BulkVersion
 	}
 }
 

@@ -141,6 +141,36 @@ func (t *Table) tryReadRows(ctx context.Context, rows bigtable.RowSet, fn func(b
 	return t.tryStreamRows(ctx, rows, func(raw bigtable.Row) (bool, time.Duration) { return fn(raw), 0 }, opts)
 }
 
+// ReadListed reads all rows of a set of keys, in as few requests as Bigtable's limits allow. It does
+// not wait for other reads: its caller holds locks.
+func (t *Table) ReadListed(ctx context.Context, set RowSet, f bigtable.Filter, fn func(bigtable.Row) bool) error {
+	for a := t.attempts(); !set.Empty(); {
+		request, last, goOn := set.Request(false), "", true
+		rctx, cancel := t.Timeout(ctx)
+		began := time.Now()
+		err := WrapRPC(ctx, "read", t.Name, t.API.ReadRows(rctx, request, func(raw bigtable.Row) bool {
+			last = raw.Key()
+			goOn = fn(raw)
+			return goOn
+		}, bigtable.RowFilter(f)))
+		cancel()
+		t.store.Metrics.Operation(ctx, "ReadRows", t.Name, began, err)
+		switch {
+		case !goOn:
+			return nil
+		case err == nil:
+			set = set.AfterRequest(request, false)
+			continue
+		case last != "":
+			set = set.AfterKey(last, false)
+		}
+		if err = a.again(ctx, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // ReadPage reads one page of a long read: at most that many rows of rest, as long as fn returns
 // true, and for at most half of Config.RPCTimeout. A page may have no rows. If the request
 // fails after some rows, and another one may succeed, these rows are a page too. left are the
@@ -363,6 +393,24 @@ func (t *Table) Apply(ctx context.Context, muts []RowMutation) (failed []RowMuta
 			n++
 		}
 		f, e := t.applyOnce(ctx, muts[:n])
+		failed = append(failed, f...)
+		if e != nil {
+			err = e
+		}
+		muts = muts[n:]
+	}
+	return failed, err
+}
+
+// ApplyParts is Apply with at most maxBatchBytes in each request, unless it is a single row.
+func (t *Table) ApplyParts(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
+	for len(muts) > 0 {
+		n, bytes := 0, 0
+		for n < len(muts) && (n == 0 || bytes+muts[n].size() <= maxBatchBytes) {
+			bytes += muts[n].size()
+			n++
+		}
+		f, e := t.Apply(ctx, muts[:n])
 		failed = append(failed, f...)
 		if e != nil {
 			err = e

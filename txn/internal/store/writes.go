@@ -98,6 +98,14 @@ func (r *RowWrites) Check() error {
 	return nil
 }
 
+// ValueBytes returns how many bytes the values of the row have.
+func (r *RowWrites) ValueBytes() (n int) {
+	for _, w := range r.Writes {
+		n += len(w.Value)
+	}
+	return n
+}
+
 // NameBytes returns an upper bound of the bytes that names take in a mutation of the row: up
 // to three times the name of each cell, and the name of the primary in each record.
 func (r *RowWrites) NameBytes(primary format.Cell) int {

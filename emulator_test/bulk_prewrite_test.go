@@ -1,0 +1,356 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// newBulkEnv makes table a, whose rows may be prewritten in bulk, and a client whose requests the
+// Faults can disturb.
+func newBulkEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntest.Faults) {
+	t.Helper()
+	env := txntest.New(t, txntest.Embedded())
+	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
+	faults := txntest.NewFaults(t)
+	cfg.SchemaMaxAge = time.Hour // background requests must not be counted
+	c := env.NewClient(cfg, faults.DialOptions()...)
+	mustSet(t, c, "warm", "warm")
+	synctest.Wait()
+	faults.Reset()
+	return env, c, faults
+}
+
+func isBulkPrewrite(c txntest.Call) bool {
+	return c.Step == txntest.StepPrewrite && c.Method == "MutateRows"
+}
+
+func rowNames(n int) (rows []string) {
+	for i := range n {
+		rows = append(rows, fmt.Sprintf("row%04d", i))
+	}
+	return rows
+}
+
+func TestBulkPrewriteRequests(t *testing.T) {
+	for _, n := range []int{3, 10, 100, 1000} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, c, faults := newBulkEnv(t, txn.Config{})
+				mustSet(t, c, "1", rowNames(n)...)
+				synctest.Wait()
+				want := map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 2, txntest.StepRead: 1, txntest.StepCommit: 1, txntest.StepSecondaries: 1}
+				if d := cmp.Diff(want, faults.Count()); d != "" {
+					t.Errorf("requests (-want +got):\n%s", d)
+				}
+				for _, row := range rowNames(n) {
+					wantValue(t, takeSnapshot(t, c, txn.MaxStaleness(time.Hour)), row, "1")
+				}
+			})
+		})
+	}
+}
+
+// A table of an earlier release, one with the property from a later time, and transactions of few
+// rows are prewritten row by row.
+func TestBulkPrewriteNotAllowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newFaultyClient(t, txn.Config{SchemaMaxAge: 2 * time.Minute})
+		prewrites := func(rows ...string) int {
+			t.Helper()
+			before := faults.Count()[txntest.StepPrewrite]
+			mustSet(t, c, "1", rows...)
+			return faults.Count()[txntest.StepPrewrite] - before
+		}
+		if n := prewrites(rowNames(5)...); n != 5 {
+			t.Errorf("%d prewrites before the table had the property, want 5", n)
+		}
+		from, err := bulkprewrite.Allow(t.Context(), env.Client, "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		advance(3 * time.Minute)
+		if n := prewrites(rowNames(5)...); n != 5 {
+			t.Errorf("%d prewrites before the time, want 5", n)
+		}
+		if again, err := bulkprewrite.Allow(t.Context(), env.Client, "a", time.Hour); err != nil || again != from {
+			t.Errorf("allowing it again: from %d, error %v; want %d", again, err, from)
+		}
+		advance(2 * time.Minute)
+		if n := prewrites(rowNames(5)...); n != 2 {
+			t.Errorf("%d prewrites after the time, want 2", n)
+		}
+		if n := prewrites("x", "y"); n != 2 {
+			t.Errorf("%d prewrites of two rows, want 2", n)
+		}
+	})
+}
+
+// A client of an older release is alive: the table does not get the property.
+func TestBulkPrewriteRefusedBesideOldClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, _, _ := newFaultyClient(t, txn.Config{})
+		mustSet(t, env.Client, "1", "row") // which writes its token
+		now, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		token := protowire.AppendVarint([]byte{1 << 3, format.Version, 2 << 3}, uint64(now)+60e6)
+		m := bigtable.NewMutation()
+		m.Set("meta", "token", 0, token)
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "worker/old", m); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bulkprewrite.Allow(t.Context(), env.Client, "a", 0); !errors.Is(err, txn.ErrFormatVersion) {
+			t.Errorf("beside a client of an older release: %v", err)
+		}
+		advance(2 * time.Minute)
+		if _, err := bulkprewrite.Allow(t.Context(), env.Client, "a", 0); err != nil {
+			t.Errorf("after its end: %v", err)
+		}
+		d, err := admin.Describe(t.Context(), env.Client, "a")
+		if err != nil || d.FormatVersion != format.BulkVersion {
+			t.Errorf("the table is %+v, %v", d, err)
+		}
+		// InitTable keeps the property.
+		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}})
+		if again, err := admin.Describe(t.Context(), env.Client, "a"); err != nil || again.FormatVersion != d.FormatVersion {
+			t.Errorf("after another InitTable the table is %+v, %v", again, err)
+		}
+	})
+}
+
+// Of two transactions whose bulk prewrites meet, the younger one aborts, whichever comes first.
+func TestBulkPrewritesMeet(t *testing.T) {
+	for name, olderFirst := range map[string]bool{"older first": true, "younger first": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, c, faults := newBulkEnv(t, txn.Config{})
+				rows := rowNames(4)
+				older := beginSet(t, c, "older", append([]string{"p1"}, rows...)...)
+				other := env.NewClient(txn.Config{})
+				younger := beginSet(t, other, "younger", append([]string{"p2"}, rows...)...)
+				var first, second <-chan outcome
+				if olderFirst {
+					held := faults.On("primary", stepOn(txntest.StepPrewrite, "p1"), txntest.Hold, 1)
+					first = commitInBackground(t.Context(), older)
+					<-held.Fired()
+					synctest.Wait()
+					second = commitInBackground(t.Context(), younger)
+					synctest.Wait()
+					held.Release()
+				} else {
+					slow := txntest.NewFaults(t)
+					held := slow.On("verification", stepOn(txntest.StepRead, rows[0]), txntest.HoldResponse, 1)
+					other = env.NewClient(txn.Config{}, slow.DialOptions()...)
+					younger = beginSet(t, other, "younger", append([]string{"p2"}, rows...)...)
+					second = commitInBackground(t.Context(), younger)
+					<-held.Fired()
+					synctest.Wait()
+					first = commitInBackground(t.Context(), older)
+					synctest.Wait()
+					held.Release()
+				}
+				if o := <-second; !olderFirst && o.err != nil {
+					t.Errorf("the younger transaction, which verified first: %v", o.err)
+				} else if olderFirst && !errors.Is(o.err, txn.ErrConflict) {
+					t.Errorf("the younger transaction: %v, want a conflict", o.err)
+				}
+				if o := <-first; olderFirst != (o.err == nil) || o.err != nil && !errors.Is(o.err, txn.ErrConflict) {
+					t.Errorf("the older transaction: %v", o.err)
+				}
+				synctest.Wait()
+				s := takeSnapshot(t, c)
+				for _, row := range rows {
+					wantValue(t, s, row, map[bool]string{true: "older", false: "younger"}[olderFirst])
+				}
+				wantNoLocks(t, c)
+			})
+		})
+	}
+}
+
+// Another transaction commits between the start of a transaction and its bulk prewrite.
+func TestBulkPrewriteFindsCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, _ := newBulkEnv(t, txn.Config{})
+		rows := rowNames(5)
+		late := beginSet(t, c, "late", rows...)
+		tx := begin(t, env.Client)
+		tx.Table("a").Lock(rows[3], "f", "q")
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var conflict *txn.ConflictError
+		if _, err := late.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Cell.Row != rows[3] {
+			t.Errorf("commit beside a lock-only commit: %v, want a conflict in row %s", err, rows[3])
+		}
+		late = beginSet(t, c, "late", rows...)
+		mustSet(t, env.Client, "other", rows[2])
+		if _, err := late.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Cell.Row != rows[2] {
+			t.Errorf("commit beside a commit: %v, want a conflict in row %s", err, rows[2])
+		}
+		synctest.Wait()
+		s := takeSnapshot(t, c)
+		wantValue(t, s, rows[2], "other")
+		wantValue(t, s, rows[3], "")
+		wantNoLocks(t, c)
+	})
+}
+
+// A snapshot that began before the bulk prewrite was acknowledged does not see its transaction, before
+// or after the commit.
+func TestBulkCommitTSAfterLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newBulkEnv(t, txn.Config{})
+		rows := rowNames(4)
+		tx := beginSet(t, c, "new", rows...)
+		held := faults.On("bulk", isBulkPrewrite, txntest.Hold, 1)
+		done := commitInBackground(t.Context(), tx)
+		<-held.Fired()
+		synctest.Wait()
+		s := takeSnapshot(t, env.Client)
+		wantValue(t, s, rows[2], "")
+		held.Release()
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		synctest.Wait()
+		wantValue(t, s, rows[2], "")
+		wantValue(t, takeSnapshot(t, env.Client), rows[2], "new")
+	})
+}
+
+// The newest lock of a column is lock-only, and below it is one of a bulk prewrite that may still
+// commit below the reader's timestamp. Reads of every kind must wait for it.
+func TestReadBelowHiddenLock(t *testing.T) {
+	reads := map[string]func(context.Context, *txn.Client, *txn.Snapshot, string) (string, error){
+		"get": func(ctx context.Context, _ *txn.Client, s *txn.Snapshot, row string) (string, error) {
+			v, _, err := s.Table("a").Get(ctx, row, "f", "q")
+			return string(v), err
+		},
+		"row": func(ctx context.Context, _ *txn.Client, s *txn.Snapshot, row string) (string, error) {
+			r, err := s.Table("a").ReadRow(ctx, row)
+			if len(r["f"]) == 0 {
+				return "", err
+			}
+			return string(r["f"][0].Value), err
+		},
+		"scan": func(ctx context.Context, _ *txn.Client, s *txn.Snapshot, row string) (v string, _ error) {
+			for r, err := range s.Table("a").ReadRows(ctx, bigtable.PrefixRange(row)) {
+				if err != nil {
+					return "", err
+				}
+				v = string(r["f"][0].Value)
+			}
+			return v, nil
+		},
+		"latest": func(ctx context.Context, c *txn.Client, _ *txn.Snapshot, row string) (string, error) {
+			v, _, err := c.Latest("a").Get(ctx, row, "f", "q")
+			return string(v), err
+		},
+	}
+	for name, read := range reads {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, c, _ := newBulkEnv(t, txn.Config{})
+				rows := rowNames(4)
+				old := beginSet(t, c, "new", rows...)
+				// A lock-only write of one row is locked first.
+				slow := txntest.NewFaults(t)
+				locker := begin(t, env.NewClient(txn.Config{}, slow.DialOptions()...))
+				locker.Table("a").Lock("other", "f", "q")
+				locker.Table("a").Lock(rows[2], "f", "q")
+				held := slow.OnStep(txntest.StepCommit, txntest.Crash)
+				dies, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				locked := commitInBackground(dies, locker)
+				<-held.Fired()
+				// The bulk transaction takes its commit_ts beside the verification, which waits for that
+				// lock: the owner is alive and younger.
+				done := commitInBackground(t.Context(), old)
+				synctest.Wait()
+				s := takeSnapshot(t, env.Client)
+				type answer struct {
+					value string
+					err   error
+				}
+				answered := make(chan answer, 1)
+				go func() {
+					v, err := read(t.Context(), env.Client, s, rows[2])
+					answered <- answer{v, err}
+				}()
+				synctest.Wait()
+				if name != "latest" { // which shows what was committed when it began
+					select {
+					case a := <-answered:
+						t.Errorf("the read returned %q, %v while the lock below could commit", a.value, a.err)
+						answered <- a
+					default:
+					}
+				}
+				slow.Kill()
+				cancel()
+				<-locked
+				advance(time.Minute)
+				if o := <-done; o.err != nil {
+					t.Fatal(o.err)
+				}
+				if name == "latest" {
+					<-answered
+					v, err := read(t.Context(), env.Client, s, rows[2])
+					answered <- answer{v, err}
+				}
+				if a := <-answered; a.err != nil || a.value != "new" {
+					t.Errorf("the read returned %q, %v; want new", a.value, a.err)
+				}
+			})
+		})
+	}
+}
+
+// A bulk prewrite arrives again after its transaction is committed, and after the primary's record
+// was collected. The rollback of that lock must spare the committed value.
+func TestDuplicateBulkPrewriteAfterCollection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newBulkEnv(t, txn.Config{})
+		rows := rowNames(4)
+		bulk := faults.On("bulk", isBulkPrewrite, txntest.Echo, 1)
+		mustSet(t, c, "1", rows...)
+		<-bulk.Fired()
+		synctest.Wait()
+		mustSet(t, c, "2", rows[0], rows[1]) // the primary, and one secondary
+		advance(3 * time.Hour)
+		runGC(t, env.Client, gc.Config{Retention: time.Hour})
+		bulk.Release()
+		for _, row := range rows[1:] {
+			if len(stored(t, env, row)[format.LockFamily]) != 1 {
+				t.Errorf("row %s has no lock of the duplicate", row)
+			}
+		}
+		s := takeSnapshot(t, env.Client)
+		wantValue(t, s, rows[0], "2")
+		wantValue(t, s, rows[1], "2")
+		wantValue(t, s, rows[2], "1")
+		wantValue(t, s, rows[3], "1")
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
+		if n := len(stored(t, env, rows[1])["f"]); n != 1 {
+			t.Errorf("the overwritten row has %d values, want 1: the duplicate's goes", n)
+		}
+	})
+}

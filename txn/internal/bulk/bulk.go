@@ -1,0 +1,180 @@
+// Package bulk locks rows without a condition, many in one request, and reads them afterwards
+// (docs/design/2026-11-21-bulk-prewrite.md). The primary's row is never among them. The rules:
+//
+//   - The rows are verified after all prewrites are acknowledged. The transaction aborts, or waits,
+//     if one of its columns has another lock, and aborts if it has a record or mark above start_ts.
+//   - commit_ts is asked for after all prewrites are acknowledged, too.
+//   - Readers resolve all locks of a column, and a rollback spares the data of a record. Clients
+//     that do neither refuse the table.
+package bulk
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
+)
+
+// minRows is from how many rows on a bulk prewrite takes fewer requests.
+const minRows = 2
+
+// Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
+// The property of a table allows that from a timestamp on.
+func Split(all []*store.RowWrites, startTS tso.Timestamp) (rows, bulk []*store.RowWrites) {
+	rows = all[:1:1]
+	for _, row := range all[1:] {
+		if from := row.Table.Schema.BulkFrom(); from != 0 && from <= startTS {
+			bulk = append(bulk, row)
+		} else {
+			rows = append(rows, row)
+		}
+	}
+	if len(bulk) < minRows {
+		return all, nil
+	}
+	return rows, bulk
+}
+
+// A Prewrite is the bulk prewrite of one transaction.
+type Prewrite struct {
+	Resolver *recovery.Resolver
+	Rows     []*store.RowWrites
+	Primary  format.Cell
+	StartTS  tso.Timestamp
+	LockTTL  time.Duration
+	// Mutation returns what locks a row.
+	Mutation func(*store.RowWrites) *bigtable.Mutation
+	// Failed says that another prewrite of the transaction has failed.
+	Failed *atomic.Bool
+	// Unlatch is called before a wait for a lock.
+	Unlatch func()
+}
+
+// Lock locks the rows without a condition. It returns nil only if all of them are acknowledged.
+// Unlike the prewrite of one row, a request can be sent again whatever became of it: the owner has
+// sent no commit yet.
+func (p *Prewrite) Lock(ctx context.Context) error {
+	var g errgroup.Group
+	g.SetLimit(p.Resolver.Store.Config.Parallelism)
+	for _, rows := range byTable(p.Rows) {
+		g.Go(func() error { return p.lockTable(ctx, rows) })
+	}
+	return g.Wait()
+}
+
+// byTable divides rows by their tables.
+func byTable(rows []*store.RowWrites) (parts [][]*store.RowWrites) {
+	for _, row := range rows {
+		i := slices.IndexFunc(parts, func(p []*store.RowWrites) bool { return p[0].Table == row.Table })
+		if i < 0 {
+			i, parts = len(parts), append(parts, nil)
+		}
+		parts[i] = append(parts[i], row)
+	}
+	return parts
+}
+
+func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err error) {
+	t := rows[0].Table
+	ctx, span := p.Resolver.Trace.Begin(ctx, "prewrite", t.Name)
+	span.Set(telemetry.AttrRows.Int(len(rows)))
+	defer func() { span.EndWith(err) }()
+	var muts []store.RowMutation
+	for _, row := range rows {
+		row.Touched = true
+		muts = append(muts, store.RowMutation{Row: row.Row, Mut: p.Mutation(row), Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(p.Primary) + row.ValueBytes()})
+	}
+	began := time.Now()
+	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
+		if err := p.Resolver.SafePoint.CheckWrite(ctx, p.StartTS); err != nil {
+			return err
+		}
+		if muts, err = t.ApplyParts(ctx, muts); err == nil || p.Failed.Load() {
+			return err
+		}
+		if i := slices.IndexFunc(muts, func(m store.RowMutation) bool { return store.Permanent(m.Err) }); i >= 0 {
+			return muts[i].Err
+		}
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, fmt.Sprintf("percolator: prewriting %d rows of table %q", len(muts), t.Name), err)
+		}
+		if time.Since(began) > p.LockTTL {
+			// Other clients may have begun to roll this transaction back.
+			return fmt.Errorf("percolator: prewriting %d rows of table %q failed for longer than Config.LockTTL (%v): %w", len(muts), t.Name, p.LockTTL, err)
+		}
+	}
+}
+
+// Verify returns nil if nothing prevents the commit of the rows. They must be locked.
+func (p *Prewrite) Verify(ctx context.Context) (err error) {
+	ctx, span := p.Resolver.Trace.Begin(ctx, "verify", "")
+	defer func() { span.EndWith(err) }()
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(p.Resolver.Store.Config.Parallelism)
+	for _, rows := range byTable(p.Rows) {
+		g.Go(func() error { return p.verifyTable(gctx, rows) })
+	}
+	return g.Wait()
+}
+
+// verifyTable verifies rows of a table. It resolves locks of other transactions as the prewrite of one row does, and
+// reads their rows again.
+func (p *Prewrite) verifyTable(ctx context.Context, rows []*store.RowWrites) error {
+	t, byKey := rows[0].Table, make(map[string]*store.RowWrites, len(rows))
+	for _, row := range rows {
+		byKey[row.Row] = row
+	}
+	for len(rows) > 0 {
+		var locked []*store.RowWrites
+		var others []*format.Lock
+		var failed error
+		var set store.RowSet
+		for _, row := range rows {
+			set.Keys = append(set.Keys, row.Row)
+		}
+		slices.Sort(set.Keys)
+		err := t.ReadListed(ctx, set, store.Others(p.StartTS), func(raw bigtable.Row) bool {
+			row := byKey[raw.Key()]
+			onlyColumnsOf(row, raw)
+			if failed = recovery.FindConflict(row, raw, p.StartTS); failed != nil {
+				return false
+			}
+			if _, failed = recovery.LocksIn(row, raw, p.StartTS, &others); len(raw[format.LockFamily]) > 0 {
+				locked = append(locked, row)
+			}
+			return failed == nil
+		})
+		if failed != nil {
+			return failed
+		}
+		if err != nil {
+			return err
+		}
+		if err := recovery.ResolveOthers(ctx, p.Resolver, others, p.StartTS, p.Unlatch); err != nil {
+			return err
+		}
+		rows = locked
+	}
+	return nil
+}
+
+// onlyColumnsOf removes the metadata of other columns than those that the transaction writes.
+func onlyColumnsOf(row *store.RowWrites, raw bigtable.Row) {
+	written := make(map[string]bool, len(row.Writes))
+	for _, w := range row.Writes {
+		written[w.Cell.Column().Key()] = true
+	}
+	for family, items := range raw {
+		raw[family] = slices.DeleteFunc(items, func(i bigtable.ReadItem) bool { return !written[i.Column[len(family)+1:]] })
+	}
+}

@@ -1,0 +1,90 @@
+package recovery
+
+import (
+	"context"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// LocksIn returns how many locks in raw are those of the transaction that started at startTS, and
+// adds the others to others.
+func LocksIn(row *store.RowWrites, raw bigtable.Row, startTS tso.Timestamp, others *[]*format.Lock) (own int, err error) {
+	locks := raw[format.LockFamily]
+	for i, item := range locks {
+		if i > 0 && locks[i-1].Timestamp == item.Timestamp && locks[i-1].Column == item.Column {
+			continue // store.Selection.WithAllLocks
+		}
+		_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
+		if err != nil {
+			return 0, err
+		}
+		l, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
+		if err != nil {
+			return 0, err
+		}
+		if l.StartTS == startTS {
+			own++
+		} else {
+			*others = append(*others, l)
+		}
+	}
+	return own, nil
+}
+
+// ResolveOthers resolves locks that the prewrite of the transaction that started at startTS found. It
+// returns a conflict if one is of an older transaction that is alive, or of one that committed at or
+// above startTS. It calls unlatch before it waits.
+func ResolveOthers(ctx context.Context, r *Resolver, others []*format.Lock, startTS tso.Timestamp, unlatch func()) error {
+	for _, l := range others {
+		o, err := r.ResolveForWrite(ctx, l, startTS, unlatch)
+		switch {
+		case err != nil:
+			return err
+		case o.CommitTS >= startTS:
+			// The lock is a write record now.
+			return &format.ConflictError{Cell: l.Cell, StartTS: startTS, ConflictTS: o.CommitTS, Reason: format.ConflictWrite}
+		case !o.LockGone && !o.Final():
+			return &format.ConflictError{Cell: l.Cell, StartTS: startTS, ConflictTS: l.StartTS, Reason: format.ConflictLock}
+		}
+	}
+	return nil
+}
+
+// FindConflict returns a ConflictError if the row has a write record or mark at or above
+// start_ts. The transaction's own rollback marker takes precedence over later records.
+func FindConflict(row *store.RowWrites, raw bigtable.Row, startTS tso.Timestamp) error {
+	var found *format.ConflictError
+	for _, family := range []string{format.WriteFamily, format.MarkFamily} {
+		for _, item := range raw[family] {
+			_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
+			if err != nil {
+				return err
+			}
+			ts := tso.FromCell(item.Timestamp)
+			switch {
+			case ts == startTS:
+				return &format.ConflictError{Cell: cell, StartTS: startTS, Reason: format.ConflictRolledBack}
+			case found == nil:
+				found = &format.ConflictError{Cell: cell, StartTS: startTS, ConflictTS: ts, Reason: conflictReason(family, cell, item)}
+			}
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	return found
+}
+
+// conflictReason distinguishes rollback markers from committed writes.
+func conflictReason(family string, cell format.Cell, item bigtable.ReadItem) format.ConflictReason {
+	if family == format.MarkFamily {
+		if m, err := format.DecodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.Kind == format.KindRollback {
+			return format.ConflictMarker
+		}
+	}
+	return format.ConflictWrite
+}
