@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -17,8 +18,14 @@ import (
 type pairing struct {
 	name        string
 	wide        bool // of the table of rows of ten columns
+	bulk        bool // also of the table of bulk prewrites
 	members     []member
 	comparisons []comparison
+}
+
+// has reports whether the pairing has one of the figures; without any, it has.
+func (p pairing) has(figures []string) bool {
+	return len(figures) == 0 || slices.ContainsFunc(p.comparisons, func(c comparison) bool { return slices.Contains(figures, c.figure) })
 }
 
 // A member is one operation of a pairing.
