@@ -30,6 +30,7 @@ type initOptions struct {
 	connect  connect.Flags
 	table    string
 	families []string
+	bulk     bool
 	timeout  time.Duration
 	format   cli.Format
 }
@@ -63,6 +64,7 @@ twice is harmless. For a table that is in use, percctl table adopt checks more.`
 	o.connect.Add(cmd.Flags())
 	o.connect.AddEmbedded(cmd.Flags())
 	cmd.Flags().StringSliceVar(&o.families, "families", nil, "data families to create if they are missing, separated by commas")
+	cmd.Flags().BoolVar(&o.bulk, "bulk-prewrite", false, "allow transactions to lock many rows of a new table with one request (releases before refuse it)")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "stop after this time")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[initialized]())
@@ -81,7 +83,7 @@ func (o *initOptions) run(ctx context.Context) error {
 			return err
 		}
 		defer closeAll()
-		return admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families})
+		return admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families, BulkPrewrite: o.bulk})
 	})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)
