@@ -92,13 +92,10 @@ func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err 
 	var muts []store.RowMutation
 	for _, row := range rows {
 		row.Touched = true
-		muts = append(muts, store.RowMutation{Row: row.Row, Mut: p.Mutation(row), Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(p.Primary) + row.ValueBytes()})
+		muts = append(muts, store.RowMutation{Row: row.Row, Mut: p.Mutation(row), Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(p.Primary) + row.ValueBytes(), StartTS: p.StartTS})
 	}
 	began := time.Now()
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
-		if err := p.Resolver.SafePoint.CheckWrite(ctx, p.StartTS); err != nil {
-			return err
-		}
 		if muts, err = t.ApplyParts(ctx, muts); err == nil || p.Failed.Load() {
 			return err
 		}

@@ -364,7 +364,7 @@ type RowMutation struct {
 	NameBytes int
 	// Hints are the observed cells that the mutation commits.
 	Hints []format.Cell
-	// StartTS is the start_ts of the transaction whose commit this is. The client does not send
+	// StartTS is the start_ts of the transaction. The client does not send
 	// the mutation once the safe point has reached it. 0 means that the safe point does not
 	// matter.
 	StartTS tso.Timestamp
