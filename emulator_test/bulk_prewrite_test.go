@@ -1,7 +1,6 @@
 package emulator_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -233,94 +232,6 @@ func TestBulkCommitTSAfterLocks(t *testing.T) {
 		wantValue(t, s, rows[2], "")
 		wantValue(t, takeSnapshot(t, env.Client), rows[2], "new")
 	})
-}
-
-// The newest lock of a column is lock-only, and below it is one of a bulk prewrite that may still
-// commit below the reader's timestamp. Reads of every kind must wait for it.
-func TestReadBelowHiddenLock(t *testing.T) {
-	reads := map[string]func(context.Context, *txn.Client, *txn.Snapshot, string) (string, error){
-		"get": func(ctx context.Context, _ *txn.Client, s *txn.Snapshot, row string) (string, error) {
-			v, _, err := s.Table("a").Get(ctx, row, "f", "q")
-			return string(v), err
-		},
-		"row": func(ctx context.Context, _ *txn.Client, s *txn.Snapshot, row string) (string, error) {
-			r, err := s.Table("a").ReadRow(ctx, row)
-			if len(r["f"]) == 0 {
-				return "", err
-			}
-			return string(r["f"][0].Value), err
-		},
-		"scan": func(ctx context.Context, _ *txn.Client, s *txn.Snapshot, row string) (v string, _ error) {
-			for r, err := range s.Table("a").ReadRows(ctx, bigtable.PrefixRange(row)) {
-				if err != nil {
-					return "", err
-				}
-				v = string(r["f"][0].Value)
-			}
-			return v, nil
-		},
-		"latest": func(ctx context.Context, c *txn.Client, _ *txn.Snapshot, row string) (string, error) {
-			v, _, err := c.Latest("a").Get(ctx, row, "f", "q")
-			return string(v), err
-		},
-	}
-	for name, read := range reads {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				env, c, _ := newBulkEnv(t, txn.Config{})
-				rows := rowNames(4)
-				old := beginSet(t, c, "new", rows...)
-				// A lock-only write of one row is locked first.
-				slow := txntest.NewFaults(t)
-				locker := begin(t, env.NewClient(txn.Config{}, slow.DialOptions()...))
-				locker.Table("a").Lock("other", "f", "q")
-				locker.Table("a").Lock(rows[2], "f", "q")
-				held := slow.OnStep(txntest.StepCommit, txntest.Crash)
-				dies, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				locked := commitInBackground(dies, locker)
-				<-held.Fired()
-				// The bulk transaction takes its commit_ts beside the verification, which waits for that
-				// lock: the owner is alive and younger.
-				done := commitInBackground(t.Context(), old)
-				synctest.Wait()
-				s := takeSnapshot(t, env.Client)
-				type answer struct {
-					value string
-					err   error
-				}
-				answered := make(chan answer, 1)
-				go func() {
-					v, err := read(t.Context(), env.Client, s, rows[2])
-					answered <- answer{v, err}
-				}()
-				synctest.Wait()
-				if name != "latest" { // which shows what was committed when it began
-					select {
-					case a := <-answered:
-						t.Errorf("the read returned %q, %v while the lock below could commit", a.value, a.err)
-						answered <- a
-					default:
-					}
-				}
-				slow.Kill()
-				cancel()
-				<-locked
-				advance(time.Minute)
-				if o := <-done; o.err != nil {
-					t.Fatal(o.err)
-				}
-				if name == "latest" {
-					<-answered
-					v, err := read(t.Context(), env.Client, s, rows[2])
-					answered <- answer{v, err}
-				}
-				if a := <-answered; a.err != nil || a.value != "new" {
-					t.Errorf("the read returned %q, %v; want new", a.value, a.err)
-				}
-			})
-		})
-	}
 }
 
 // A bulk prewrite arrives again after its transaction is committed, and after the primary's record
