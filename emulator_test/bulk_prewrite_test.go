@@ -1,6 +1,7 @@
 package emulator_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -64,11 +65,10 @@ func TestBulkPrewriteRequests(t *testing.T) {
 	}
 }
 
-// A table of an earlier release, one with the property from a later time, and transactions of few
-// rows are prewritten row by row.
+// In a table that has not got the property yet, and for few rows, rows are prewritten one by one.
 func TestBulkPrewriteNotAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := newFaultyClient(t, txn.Config{SchemaMaxAge: 2 * time.Minute})
+		env, c, faults := newFaultyClient(t, txn.Config{})
 		prewrites := func(rows ...string) int {
 			t.Helper()
 			before := faults.Count()[txntest.StepPrewrite]
@@ -78,23 +78,31 @@ func TestBulkPrewriteNotAllowed(t *testing.T) {
 		if n := prewrites(rowNames(5)...); n != 5 {
 			t.Errorf("%d prewrites before the table had the property, want 5", n)
 		}
-		from, err := bulkprewrite.Allow(t.Context(), env.Client, "a", 0)
-		if err != nil {
-			t.Fatal(err)
+		// The first attempt ends while it waits.
+		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+		defer cancel()
+		if err := bulkprewrite.Allow(ctx, env.Client, "a"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("allowing it for 90 s: %v", err)
 		}
-		advance(3 * time.Minute)
+		begun := time.Now()
+		allowed := inBackground(func() error { return bulkprewrite.Allow(t.Context(), env.Client, "a") })
+		advance(110 * time.Second)
 		if n := prewrites(rowNames(5)...); n != 5 {
-			t.Errorf("%d prewrites before the time, want 5", n)
+			t.Errorf("%d prewrites while clients learn of it, want 5", n)
 		}
-		if again, err := bulkprewrite.Allow(t.Context(), env.Client, "a", time.Hour); err != nil || again != from {
-			t.Errorf("allowing it again: from %d, error %v; want %d", again, err, from)
+		if o := <-allowed; o.err != nil || time.Since(begun) < 2*time.Minute {
+			t.Errorf("allowing it took %v: %v", time.Since(begun), o.err)
 		}
-		advance(2 * time.Minute)
+		advance(time.Minute)
 		if n := prewrites(rowNames(5)...); n != 2 {
-			t.Errorf("%d prewrites after the time, want 2", n)
+			t.Errorf("%d prewrites after it, want 2", n)
 		}
 		if n := prewrites("x", "y"); n != 2 {
 			t.Errorf("%d prewrites of two rows, want 2", n)
+		}
+		begun = time.Now()
+		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); err != nil || time.Since(begun) > time.Second {
+			t.Errorf("allowing it again took %v: %v", time.Since(begun), err)
 		}
 	})
 }
@@ -114,11 +122,11 @@ func TestBulkPrewriteRefusedBesideOldClient(t *testing.T) {
 		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "worker/old", m); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := bulkprewrite.Allow(t.Context(), env.Client, "a", 0); !errors.Is(err, txn.ErrFormatVersion) {
+		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); !errors.Is(err, txn.ErrFormatVersion) {
 			t.Errorf("beside a client of an older release: %v", err)
 		}
 		advance(2 * time.Minute)
-		if _, err := bulkprewrite.Allow(t.Context(), env.Client, "a", 0); err != nil {
+		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); err != nil {
 			t.Errorf("after its end: %v", err)
 		}
 		d, err := admin.Describe(t.Context(), env.Client, "a")

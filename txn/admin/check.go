@@ -148,6 +148,8 @@ type checker struct {
 	locked    []cellTime // its locks
 	// claims are commits and locks of secondaries, to compare with their primaries.
 	claims []claim
+	// bulk are locks that may be of bulk prewrites, whose transactions have committed.
+	bulk []claim
 	// pending are notifications that an observer has not seen.
 	pending []cellTime
 }
@@ -167,6 +169,7 @@ func (n *cellTime) raise(cell format.Cell, ts tso.Timestamp) {
 type claim struct {
 	cell, primary     format.Cell
 	startTS, commitTS tso.Timestamp // commitTS is 0 for a lock
+	column            *history      // of a lock that may be of a bulk prewrite
 }
 
 func (ck *checker) report(rule Rule, cell format.Cell, text string, args ...any) {
@@ -375,12 +378,12 @@ func (ck *checker) records(h *history) {
 		}
 		last = r
 		if r.Primary != h.cell {
-			ck.claims = append(ck.claims, claim{h.cell, r.Primary, r.StartTS, r.CommitTS})
+			ck.claims = append(ck.claims, claim{h.cell, r.Primary, r.StartTS, r.CommitTS, nil})
 		}
 	}
 	for _, l := range h.locks {
 		if r, ok := seen[l.StartTS]; ck.table.Schema.MayBeBulk(l) {
-			continue
+			continue // interleaved compares it
 		} else if ok {
 			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a lock and a %v record at %d", l.StartTS, r.Kind, r.CommitTS)
 		} else if l.StartTS <= last.CommitTS {
@@ -390,14 +393,22 @@ func (ck *checker) records(h *history) {
 }
 
 func (ck *checker) locks(h *history) {
-	if len(h.locks) > 1 && !slices.ContainsFunc(h.locks, ck.table.Schema.MayBeBulk) {
-		ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", len(h.locks), h.locks[0].StartTS, h.locks[1].StartTS)
-	}
+	var other *format.Lock // that is not of a bulk prewrite
 	for _, l := range h.locks {
 		ck.locked = append(ck.locked, cellTime{h.cell, l.StartTS})
-		if !l.IsPrimary() {
-			ck.claims = append(ck.claims, claim{h.cell, l.Primary, l.StartTS, 0})
+		c := claim{h.cell, l.Primary, l.StartTS, 0, nil}
+		if ck.table.Schema.MayBeBulk(l) {
+			c.column = h
+			ck.claims = append(ck.claims, c)
+			continue
 		}
+		if !l.IsPrimary() {
+			ck.claims = append(ck.claims, c)
+		}
+		if other != nil {
+			ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", len(h.locks), other.StartTS, l.StartTS)
+		}
+		other = l
 	}
 }
 
@@ -427,7 +438,9 @@ func (ck *checker) data(h *history) {
 		}
 	}
 	for _, l := range h.locks {
-		need(l.StartTS, l.Kind, fmt.Sprintf("the lock at %d", l.StartTS))
+		if owned[l.StartTS] = true; l.StartTS > newest || !ck.table.Schema.MayBeBulk(l) {
+			need(l.StartTS, l.Kind, fmt.Sprintf("the lock at %d", l.StartTS))
+		}
 	}
 	for _, ts := range h.data {
 		ck.newest.raise(h.cell, ts)
@@ -491,6 +504,11 @@ func (ck *checker) primaries(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for _, c := range ck.bulk {
+		if c.commitTS > p {
+			ck.interleaved(c)
+		}
+	}
 	for _, c := range missing {
 		if err := gone[c.primary.Table]; err != nil && (c.startTS > p || c.commitTS == 0 || errors.Is(err, format.ErrInvalid)) {
 			ck.report(RulePrimary, c.cell, "its primary %s: %v", c.primary, err)
@@ -514,7 +532,7 @@ func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (mi
 				ck.report(RulePrimary, c.cell, "names %s as its primary, which names %s", c.primary, l.Primary)
 			}
 		}
-		if c.commitTS == 0 {
+		if c.commitTS == 0 && c.column == nil {
 			continue
 		}
 		var at []tso.Timestamp
@@ -534,6 +552,10 @@ func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (mi
 			}
 		}
 		switch {
+		case c.commitTS == 0 && len(at) > 0:
+			c.commitTS = at[0]
+			ck.bulk = append(ck.bulk, c)
+		case c.commitTS == 0:
 		case len(at) == 0:
 			missing = append(missing, c)
 		case at[0] != c.commitTS:
@@ -541,6 +563,20 @@ func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (mi
 		}
 	}
 	return missing
+}
+
+// interleaved checks a lock of a bulk prewrite whose transaction has committed. It stands for a record
+// unless the request arrived twice: then the record is there, too.
+func (ck *checker) interleaved(c claim) {
+	for _, r := range c.column.records {
+		switch {
+		case r.StartTS == c.startTS:
+			return
+		case r.Kind != format.KindRollback && r.StartTS < c.commitTS && c.startTS < r.CommitTS:
+			ck.report(RuleInterleaved, c.cell, "the lock at %d was committed at %d, and another version from %d to %d", c.startTS, c.commitTS, r.StartTS, r.CommitTS)
+		}
+	}
+	c.column.records = append(c.column.records, format.WriteRecord{Kind: format.KindPut, StartTS: c.startTS, CommitTS: c.commitTS})
 }
 
 // clock compares the newest timestamp of a page with the oracle's present time.

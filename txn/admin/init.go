@@ -103,7 +103,7 @@ func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) 
 		record.Journal = recordpb.Journal_JOURNAL_LATER
 	}
 	if spec.BulkPrewrite && record.FormatVersion == 0 {
-		record.BulkPrewriteFromTs = 1 // no client has the table open, so none has to be waited for
+		record.BulkPrewriteFromTs, record.BulkPrewrite = 1, true // no client has the table open, so none has to be waited for
 	}
 	defer store.SetSchemaVersion(record)
 	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == format.AckFamily })

@@ -5,13 +5,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"time"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
@@ -25,61 +23,80 @@ import (
 //
 // Upgrade all clients before, those that only read included: a client of an older release that has
 // the table open could read wrong data. Allow fails with txn.ErrFormatVersion while the
-// worker token of such a client is fresh, but clients that only read have no token. Clients of this
-// release learn of the change within Config.SchemaMaxAge. So bulk prewrites begin wait from now on
-// (0: admin.DefaultUndoWait), but at least twice the longest SchemaMaxAge of all worker tokens. from is
-// that time; if it is set already, it stays.
-func Allow(ctx context.Context, client *txn.Client, table string, wait time.Duration) (from tso.Timestamp, err error) {
-	if wait < 0 {
-		return 0, format.Invalidf("wait of %v; it must not be negative", wait)
-	}
-	if wait == 0 {
-		wait = admin.DefaultUndoWait
-	}
+// worker token of such a client is fresh. Clients without a token, which never write or have a
+// negative Config.TokenTTL, it cannot see.
+//
+// Allow takes two minutes: first it announces the property, so that clients of this release expect
+// such locks. After an error, call it again.
+func Allow(ctx context.Context, client *txn.Client, table string) error {
 	c := access.ResolverOf(client)
 	t, err := c.Table(ctx, table)
 	if err != nil {
-		return 0, err
+		return err
+	}
+	if err := checkTokens(ctx, c, table); err != nil {
+		return err
 	}
 	now, err := c.Clock.Timestamp(ctx)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	wait = max(wait, 2*c.Store.Config.SchemaMaxAge)
-	var old error
-	err = c.MetadataRows(ctx, recovery.TokenRowPrefix, recovery.TokenQualifier, func(r bigtable.Row, _ []byte) (bool, error) {
-		w, ok := recovery.DecodeToken(r)
-		if !ok || tso.Timestamp(w.ExpiresTs) <= now {
-			return true, nil
-		}
-		if w.SchemaVersion < format.BulkVersion {
-			old = fmt.Errorf("bulkprewrite: table %q: %w: process %d on %s runs a release that does not know bulk prewrites; upgrade all clients first", table, format.ErrFormatVersion, w.Pid, w.Host)
-		}
-		wait = max(wait, 2*time.Duration(w.SchemaMaxAgeMicros)*time.Microsecond)
-		return true, nil
-	})
-	if err = cmp.Or(old, err); err != nil {
-		return 0, err
-	}
-	err = store.ReplaceSchema(ctx, c.Metadata.API, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
-		if m.FormatVersion == 0 {
-			return fmt.Errorf("bulkprewrite: table %q: %w", table, format.ErrNotInitialized)
-		}
+	allowed, from := false, int64(0)
+	err = replace(ctx, c, table, func(m *recordpb.TableSchema) error {
 		if m.BulkPrewriteFromTs == 0 {
-			// The timestamp is from just before the record is replaced.
-			now, err := c.Clock.Timestamp(ctx)
-			if err != nil {
-				return err
-			}
-			// A client may replace the record up to Config.RPCTimeout later.
-			m.BulkPrewriteFromTs = int64(now) + (wait + c.Store.Config.RPCTimeout).Microseconds()
-			store.SetSchemaVersion(m)
+			m.BulkPrewriteFromTs = int64(now)
 		}
-		from = tso.Timestamp(m.BulkPrewriteFromTs)
+		allowed, from = m.BulkPrewrite, m.BulkPrewriteFromTs
+		return nil
+	})
+	if allowed || err != nil {
+		return err
+	}
+	// In real time: that of the oracle may jump.
+	if store.Sleep(ctx, 2*store.BulkNotice) != nil {
+		return store.Ended(ctx, fmt.Sprintf("bulkprewrite: waiting until all clients know of it in table %q", table), nil)
+	}
+	// A client of an older release may have come meanwhile.
+	if err := checkTokens(ctx, c, table); err != nil {
+		return err
+	}
+	err = replace(ctx, c, table, func(m *recordpb.TableSchema) error {
+		if m.BulkPrewriteFromTs != from {
+			return fmt.Errorf("bulkprewrite: table %q was replaced meanwhile; call Allow again", table)
+		}
+		m.BulkPrewrite = true
 		return nil
 	})
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return from, t.Schema.Reload(ctx)
+	return t.Schema.Reload(ctx)
+}
+
+// replace edits the schema record of a table. The edit of one record is sent once, and does nothing to
+// another one, however late it arrives.
+func replace(ctx context.Context, c *recovery.Resolver, table string, edit func(*recordpb.TableSchema) error) error {
+	return store.ReplaceSchema(ctx, c.Metadata.API, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
+		if m.FormatVersion == 0 {
+			return fmt.Errorf("bulkprewrite: table %q: %w", table, format.ErrNotInitialized)
+		}
+		return edit(m)
+	})
+}
+
+// checkTokens fails if a client of an older release is alive.
+func checkTokens(ctx context.Context, c *recovery.Resolver, table string) error {
+	now, err := c.Clock.Timestamp(ctx)
+	if err != nil {
+		return err
+	}
+	var old error
+	err = c.MetadataRows(ctx, recovery.TokenRowPrefix, recovery.TokenQualifier, func(r bigtable.Row, _ []byte) (bool, error) {
+		w, ok := recovery.DecodeToken(r)
+		if ok && tso.Timestamp(w.ExpiresTs) > now && w.SchemaVersion < format.BulkVersion {
+			old = fmt.Errorf("bulkprewrite: table %q: %w: process %d on %s runs a release that does not know bulk prewrites; upgrade all clients first", table, format.ErrFormatVersion, w.Pid, w.Host)
+		}
+		return old == nil, nil
+	})
+	return cmp.Or(old, err)
 }

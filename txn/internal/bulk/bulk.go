@@ -29,11 +29,11 @@ import (
 const minRows = 2
 
 // Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
-// The property of a table allows that from a timestamp on.
+// The property of a table allows that.
 func Split(all []*store.RowWrites, startTS tso.Timestamp) (rows, bulk []*store.RowWrites) {
 	rows = all[:1:1]
 	for _, row := range all[1:] {
-		if from := row.Table.Schema.BulkFrom(); from != 0 && from <= startTS {
+		if row.Table.Schema.AllowsBulk(startTS) {
 			bulk = append(bulk, row)
 		} else {
 			rows = append(rows, row)

@@ -756,11 +756,13 @@ type TableSchema struct {
 	Expiries      []*FamilyExpiry `protobuf:"bytes,13,rep,name=expiries,proto3" json:"expiries,omitempty"`
 	// Commits of observed columns have entries in the journal of pending work.
 	Journal Journal `protobuf:"varint,14,opt,name=journal,proto3,enum=percolator.v1.Journal" json:"journal,omitempty"`
-	// Transactions that start at or above it may prewrite in bulk; 0: none may. If it is set,
-	// format_version is 2.
+	// From then on clients expect bulk prewrites; 0: never. If it is set, format_version is 3.
 	BulkPrewriteFromTs int64 `protobuf:"varint,15,opt,name=bulk_prewrite_from_ts,json=bulkPrewriteFromTs,proto3" json:"bulk_prewrite_from_ts,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Transactions that started at or above bulk_prewrite_from_ts may prewrite in bulk. It is set
+	// later than that, so that all clients have read the record in between.
+	BulkPrewrite  bool `protobuf:"varint,16,opt,name=bulk_prewrite,json=bulkPrewrite,proto3" json:"bulk_prewrite,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TableSchema) Reset() {
@@ -854,6 +856,13 @@ func (x *TableSchema) GetBulkPrewriteFromTs() int64 {
 		return x.BulkPrewriteFromTs
 	}
 	return 0
+}
+
+func (x *TableSchema) GetBulkPrewrite() bool {
+	if x != nil {
+		return x.BulkPrewrite
+	}
+	return false
 }
 
 // FamilyExpiry says how long the values of a family last.
@@ -2224,7 +2233,7 @@ const file_record_proto_rawDesc = "" +
 	"\vColumnIndex\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\acolumns\x18\x02 \x03(\v2\x15.percolator.v1.ColumnR\acolumns\x12\x18\n" +
-	"\aentries\x18\x03 \x01(\tR\aentries\"\xc1\x03\n" +
+	"\aentries\x18\x03 \x01(\tR\aentries\"\xe6\x03\n" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
@@ -2236,7 +2245,8 @@ const file_record_proto_rawDesc = "" +
 	"\aindexes\x18\f \x03(\v2\x1a.percolator.v1.ColumnIndexR\aindexes\x127\n" +
 	"\bexpiries\x18\r \x03(\v2\x1b.percolator.v1.FamilyExpiryR\bexpiries\x120\n" +
 	"\ajournal\x18\x0e \x01(\x0e2\x16.percolator.v1.JournalR\ajournal\x121\n" +
-	"\x15bulk_prewrite_from_ts\x18\x0f \x01(\x03R\x12bulkPrewriteFromTs\"d\n" +
+	"\x15bulk_prewrite_from_ts\x18\x0f \x01(\x03R\x12bulkPrewriteFromTs\x12#\n" +
+	"\rbulk_prewrite\x18\x10 \x01(\bR\fbulkPrewrite\"d\n" +
 	"\fFamilyExpiry\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
 	"\fafter_micros\x18\x02 \x01(\x03R\vafterMicros\x12\x19\n" +

@@ -48,8 +48,10 @@ type Schema struct {
 	Journal recordpb.Journal
 	// read is when the request for the record was sent.
 	read time.Time
-	// BulkFrom: transactions that start at or above it may prewrite in bulk; 0: none may.
-	BulkFrom tso.Timestamp
+	// bulkFrom: transactions that start at or above it may prewrite in bulk, once the property
+	// allows it; 0: none may.
+	bulkFrom tso.Timestamp
+	bulk     bool // it does
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
@@ -445,23 +447,29 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 	return s.Expiries, nil
 }
 
+// BulkNotice is for how long clients rely on a schema without bulk prewrites. Such a prewrite comes
+// at least twice as long after the property has appeared in the schema record.
+const BulkNotice = time.Minute
+
 // Bulk reports whether the table may have had locks of bulk prewrites until now. If it has, a
-// column may have several locks. The property of the table is set longer than
-// Config.SchemaMaxAge before the first such lock, so a schema that is younger knows it.
+// column may have several locks.
 func (src *SchemaSource) Bulk() bool {
 	s := src.latest.Load()
-	return s != nil && (s.BulkFrom != 0 || time.Since(s.read) > src.table.store.Config.SchemaMaxAge)
+	return s != nil && (s.bulkFrom != 0 || age(s.read) > BulkNotice)
 }
 
 // MayBeBulk reports whether a bulk prewrite may have written a lock. Such a lock may stand beside
 // others, below later commits and, if its request arrived twice, beside its own record.
 func (src *SchemaSource) MayBeBulk(l *format.Lock) bool {
-	from := src.BulkFrom()
-	return from != 0 && l.StartTS >= from && !l.IsPrimary()
+	s := src.latest.Load()
+	return s.bulkFrom != 0 && l.StartTS >= s.bulkFrom && !l.IsPrimary()
 }
 
-// BulkFrom returns from which start_ts on transactions may prewrite the table in bulk; 0: none may.
-func (src *SchemaSource) BulkFrom() tso.Timestamp { return src.latest.Load().BulkFrom }
+// AllowsBulk reports whether the transaction that started at startTS may prewrite in bulk.
+func (src *SchemaSource) AllowsBulk(startTS tso.Timestamp) bool {
+	s := src.latest.Load()
+	return s.bulk && startTS >= s.bulkFrom
+}
 
 // Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
 // column that became observed must get its notify cells.
@@ -507,7 +515,7 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
 		return nil, fmt.Errorf("percolator: %w", err)
 	}
-	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal, BulkFrom: tso.Timestamp(m.BulkPrewriteFromTs)}
+	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal, bulkFrom: tso.Timestamp(m.BulkPrewriteFromTs), bulk: m.BulkPrewrite}
 	for _, o := range m.Observed {
 		c := ColumnOf(o)
 		s.Observed[c] = Registration{o.Observers, o.Weak}
