@@ -280,3 +280,26 @@ func TestBulkPrewriteOfTwoTables(t *testing.T) {
 		})
 	}
 }
+
+// After the primary's prewrite has failed, the client sends no further part of the bulk prewrite.
+func TestBulkPrewriteStopsAfterFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newBulkEnv(t, txn.Config{})
+		rows, value := rowNames(20), strings.Repeat("x", 1<<20)
+		tx := beginSet(t, c, value, rows...)
+		mustSet(t, env.Client, "other", rows[0])
+		first := faults.On("first part", isBulkPrewrite, txntest.Hold, 1)
+		done := commitInBackground(t.Context(), tx)
+		<-first.Fired()
+		synctest.Wait()
+		first.Release()
+		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v", o.err)
+		}
+		if got := bulkSizes(faults); len(got) > 1 {
+			t.Errorf("parts of %v rows; the primary's prewrite failed during the first", got)
+		}
+		synctest.Wait()
+		wantNoLocks(t, c)
+	})
+}

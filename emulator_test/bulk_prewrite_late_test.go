@@ -60,3 +60,35 @@ func TestDuplicateBulkPrewriteAfterCollectionOfChanges(t *testing.T) {
 		env.Check()
 	})
 }
+
+// A bulk prewrite arrives again between the read of a row and the removal of its garbage. The
+// consistency check accepts what is stored then.
+func TestDuplicateBulkPrewriteDuringCollection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newGCEnv(t)
+		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{}, faults.DialOptions()...)
+		bulk := faults.On("bulk", isBulkPrewrite, txntest.Echo, 1)
+		mustSet(t, c, "1", "primary", "x", "y")
+		<-bulk.Fired()
+		mustSet(t, c, "2", "x")
+		advance(3 * retention)
+		held := txntest.NewFaults(t)
+		collector := env.NewClient(txn.Config{}, held.DialOptions()...)
+		removal := held.OnStep(txntest.StepCollect, txntest.Hold)
+		collected := inBackground(func() error { _, err := gc.Run(t.Context(), collector, gc.Config{}); return err })
+		<-removal.Fired()
+		bulk.Release()
+		removal.Release()
+		if o := <-collected; o.err != nil {
+			t.Error(o.err)
+		}
+		env.Check()
+		wantValue(t, takeSnapshot(t, env.Client), "x", "2")
+		wantValue(t, takeSnapshot(t, env.Client), "y", "1")
+		synctest.Wait()
+		env.Check()
+		wantNoLocks(t, env.Client)
+	})
+}

@@ -284,7 +284,10 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 
 // splitBulk prepares the bulk prewrite of the rows whose tables allow it, and returns the others.
 func (c *commit) splitBulk() []*store.RowWrites {
-	rows, some := bulk.Split(c.rows, c.startTS)
+	rows, some := bulk.Split(c.rows, c.startTS, func(row *store.RowWrites) bool {
+		_, conditional := c.txn.first.of(row)
+		return conditional
+	})
 	if len(some) == 0 {
 		return rows
 	}

@@ -29,11 +29,11 @@ import (
 const minRows = 2
 
 // Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
-// The property of a table allows that.
-func Split(all []*store.RowWrites, startTS tso.Timestamp) (rows, bulk []*store.RowWrites) {
+// The property of a table allows that. It leaves out the rows with conditions of their own.
+func Split(all []*store.RowWrites, startTS tso.Timestamp, conditional func(*store.RowWrites) bool) (rows, bulk []*store.RowWrites) {
 	rows = all[:1:1]
 	for _, row := range all[1:] {
-		if row.Table.Schema.AllowsBulk(startTS) {
+		if row.Table.Schema.AllowsBulk(startTS) && !conditional(row) {
 			bulk = append(bulk, row)
 		} else {
 			rows = append(rows, row)
@@ -54,20 +54,27 @@ type Prewrite struct {
 	LockTTL  time.Duration
 	// Mutation returns what locks a row.
 	Mutation func(*store.RowWrites) *bigtable.Mutation
-	// Failed says that another prewrite of the transaction has failed.
+	// Failed says that a prewrite of the transaction has failed, whose error ends the commit.
 	Failed *atomic.Bool
 	// Unlatch is called before a wait for a lock.
 	Unlatch func()
 }
 
-// Lock locks the rows without a condition. It returns nil only if all of them are acknowledged.
+// Lock locks the rows without a condition. It returns nil only if all of them are acknowledged, or if
+// Failed is set.
 // Unlike the prewrite of one row, a request can be sent again whatever became of it: the owner has
 // sent no commit yet.
 func (p *Prewrite) Lock(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(p.Resolver.Store.Config.Parallelism)
 	for _, rows := range byTable(p.Rows) {
-		g.Go(func() error { return p.lockTable(ctx, rows) })
+		g.Go(func() error {
+			err := p.lockTable(ctx, rows)
+			if err != nil {
+				p.Failed.Store(true)
+			}
+			return err
+		})
 	}
 	return g.Wait()
 }
@@ -94,18 +101,21 @@ func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err 
 		row.Touched = true
 		muts = append(muts, store.RowMutation{Row: row.Row, Mut: p.Mutation(row), Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(p.Primary) + row.ValueBytes(), StartTS: p.StartTS})
 	}
-	began := time.Now()
+	var failing time.Time // since when
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
-		if muts, err = t.ApplyParts(ctx, muts); err == nil || p.Failed.Load() {
+		if muts, err = t.ApplyParts(ctx, muts, p.Failed); err == nil || p.Failed.Load() {
 			return err
 		}
 		if i := slices.IndexFunc(muts, func(m store.RowMutation) bool { return store.Permanent(m.Err) }); i >= 0 {
 			return muts[i].Err
 		}
+		if failing.IsZero() {
+			failing = time.Now()
+		}
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, fmt.Sprintf("percolator: prewriting %d rows of table %q", len(muts), t.Name), err)
 		}
-		if time.Since(began) > p.LockTTL {
+		if time.Since(failing) > p.LockTTL {
 			// Other clients may have begun to roll this transaction back.
 			return fmt.Errorf("percolator: prewriting %d rows of table %q failed for longer than Config.LockTTL (%v): %w", len(muts), t.Name, p.LockTTL, err)
 		}

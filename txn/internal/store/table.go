@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -402,9 +403,10 @@ func (t *Table) Apply(ctx context.Context, muts []RowMutation) (failed []RowMuta
 	return failed, err
 }
 
-// ApplyParts is Apply with at most maxBatchBytes in each request, unless it is a single row.
-func (t *Table) ApplyParts(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
-	for len(muts) > 0 {
+// ApplyParts is Apply with at most maxBatchBytes in each request, unless it is a single row. Once
+// stop is set, it sends no further request.
+func (t *Table) ApplyParts(ctx context.Context, muts []RowMutation, stop *atomic.Bool) (failed []RowMutation, err error) {
+	for len(muts) > 0 && !stop.Load() {
 		n, bytes := 0, 0
 		for n < len(muts) && (n == 0 || bytes+muts[n].size() <= maxBatchBytes) {
 			bytes += muts[n].size()
