@@ -88,7 +88,7 @@ func TestBulkPrewriteNotAllowed(t *testing.T) {
 		allowed := inBackground(func() error { return bulkprewrite.Allow(t.Context(), env.Client, "a") })
 		advance(110 * time.Second)
 		if n := prewrites(rowNames(5)...); n != 5 {
-			t.Errorf("%d prewrites while clients learn of it, want 5", n)
+			t.Errorf("%d prewrites while clients wait for it, want 5", n)
 		}
 		if o := <-allowed; o.err != nil || time.Since(begun) < 2*time.Minute {
 			t.Errorf("allowing it took %v: %v", time.Since(begun), o.err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/families"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -246,7 +247,7 @@ func (a *adopter) adopt(ctx context.Context, p *AdoptionPlan) error {
 	if !slices.EqualFunc(infos, p.infos, func(a, b bigtable.FamilyInfo) bool { return a.Name == b.Name && a.GCPolicy == b.GCPolicy }) {
 		return a.refuse("its families or policies have changed since the plan; plan again")
 	}
-	if err := createFamilies(ctx, a.admin, a.cfg.MetadataTable, []string{store.OracleFamily, store.DeployFamily}); err != nil {
+	if err := families.Create(ctx, a.admin, a.cfg.MetadataTable, []string{store.OracleFamily, store.DeployFamily}); err != nil {
 		return err
 	}
 	record := p.prior
@@ -266,7 +267,7 @@ func (a *adopter) adopt(ctx context.Context, p *AdoptionPlan) error {
 			}
 		}
 	}
-	if err := createFamilies(ctx, a.admin, a.cfg.Table, format.MetadataFamilies); err != nil {
+	if err := families.Create(ctx, a.admin, a.cfg.Table, format.MetadataFamilies); err != nil {
 		return err
 	}
 	families, err := store.VerifyFamilies(ctx, a.admin, a.cfg.Table, a.requests.Log)

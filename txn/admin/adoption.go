@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/families"
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -58,7 +59,7 @@ func newAdoption(admin *bigtable.AdminClient, bt *bigtable.Client, cfg *AdoptCon
 
 // families returns the table's families in order of their names.
 func (a *adoption) families(ctx context.Context) ([]bigtable.FamilyInfo, error) {
-	return tableFamilies(ctx, a.admin, a.cfg.Table)
+	return families.Of(ctx, a.admin, a.cfg.Table)
 }
 
 // The stored state of an interrupted adoption or undo is a row of the metadata

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/families"
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -67,10 +68,10 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	if err := checkExisting(ctx, admin, spec.Name); err != nil {
 		return err
 	}
-	if err := createFamilies(ctx, admin, metadataTable, []string{store.OracleFamily, store.DeployFamily}); err != nil {
+	if err := families.Create(ctx, admin, metadataTable, []string{store.OracleFamily, store.DeployFamily}); err != nil {
 		return err
 	}
-	if err := createFamilies(ctx, admin, spec.Name, append(slices.Clone(spec.Families), format.MetadataFamilies...)); err != nil {
+	if err := families.Create(ctx, admin, spec.Name, append(slices.Clone(spec.Families), format.MetadataFamilies...)); err != nil {
 		return err
 	}
 	families, err := store.VerifyFamilies(ctx, admin, spec.Name, slog.New(slog.DiscardHandler))

@@ -18,6 +18,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/families"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -184,7 +185,7 @@ func (l *leaver) leave(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := dropMetadataFamilies(ctx, l.admin, l.cfg.Table); err != nil {
+	if err := families.DropMetadata(ctx, l.admin, l.cfg.Table); err != nil {
 		return err
 	}
 	policies := record.PriorPolicies

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/families"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -42,7 +43,7 @@ func clearPolicy(ctx context.Context, admin *bigtable.AdminClient, instance, tab
 	if err := admin.SetGCPolicy(ctx, table, family, bigtable.NoGcPolicy()); err != nil {
 		return store.WrapRPC(ctx, "clear the garbage-collection policy of family "+family, table, err)
 	}
-	infos, err := tableFamilies(ctx, admin, table)
+	infos, err := families.Of(ctx, admin, table)
 	if err != nil {
 		return err
 	}

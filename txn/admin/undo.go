@@ -10,6 +10,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/families"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -130,7 +131,7 @@ func (u *undoer) undo(ctx context.Context, wait time.Duration) error {
 			return err
 		}
 	}
-	if err := dropMetadataFamilies(ctx, u.admin, u.cfg.Table); err != nil {
+	if err := families.DropMetadata(ctx, u.admin, u.cfg.Table); err != nil {
 		return err
 	}
 	if err := restorePolicies(ctx, u.admin, u.cfg.Table, prior.PriorPolicies); err != nil {

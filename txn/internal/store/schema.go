@@ -458,8 +458,8 @@ func (src *SchemaSource) Bulk() bool {
 	return s != nil && (s.bulkFrom != 0 || age(s.read) > BulkNotice)
 }
 
-// MayBeBulk reports whether a bulk prewrite may have written a lock. Such a lock may stand beside
-// others, below later commits and, if its request arrived twice, beside its own record.
+// MayBeBulk reports whether a bulk prewrite may have written a lock. Such a lock may be in a
+// column with other locks, with later commits and, if its request arrived twice, with its own record.
 func (src *SchemaSource) MayBeBulk(l *format.Lock) bool {
 	s := src.latest.Load()
 	return s.bulkFrom != 0 && l.StartTS >= s.bulkFrom && !l.IsPrimary()

@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
 )
 
 // NewCmd returns the table command.
@@ -53,7 +54,8 @@ creates what is missing of the metadata table, the table, its data families and 
 metadata families (` + metadataFamilies + `), checks that no family has a
 garbage-collection policy, and records the schema. Cells that are in the table stay
 as they are and count as committed before every transaction. To run the command
-twice is harmless. For a table that is in use, percctl table adopt checks more.`,
+twice is harmless. --bulk-prewrite changes an existing table, too: that takes two
+minutes, and all clients must run this release. For a table that is in use, percctl table adopt checks more.`,
 		Example: `  percctl table init accounts --families bal,info --project my-project --instance my-instance`,
 		Args:    cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,8 +66,8 @@ twice is harmless. For a table that is in use, percctl table adopt checks more.`
 	o.connect.Add(cmd.Flags())
 	o.connect.AddEmbedded(cmd.Flags())
 	cmd.Flags().StringSliceVar(&o.families, "families", nil, "data families to create if they are missing, separated by commas")
-	cmd.Flags().BoolVar(&o.bulk, "bulk-prewrite", false, "allow transactions to lock many rows of a new table with one request (releases before refuse it)")
-	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "stop after this time")
+	cmd.Flags().BoolVar(&o.bulk, "bulk-prewrite", false, "allow transactions to lock many rows with one request (releases before refuse the table)")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 3*time.Minute, "stop after this time")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[initialized]())
 	return cmd
@@ -83,7 +85,14 @@ func (o *initOptions) run(ctx context.Context) error {
 			return err
 		}
 		defer closeAll()
-		return admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families, BulkPrewrite: o.bulk})
+		if err := admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families, BulkPrewrite: o.bulk}); err != nil || !o.bulk {
+			return err
+		}
+		client, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: o.connect.MetadataTable, TokenTTL: -1})
+		if err != nil {
+			return err
+		}
+		return errors.Join(bulkprewrite.Allow(ctx, client, o.table), client.Close(ctx))
 	})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)

@@ -1,4 +1,5 @@
-package admin
+// Package families creates and removes families of tables. It imports store and format.
+package families
 
 import (
 	"context"
@@ -13,8 +14,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// tableFamilies returns the families of a table, in order of their names.
-func tableFamilies(ctx context.Context, admin *bigtable.AdminClient, table string) ([]bigtable.FamilyInfo, error) {
+// Of returns the families of a table, in order of their names.
+func Of(ctx context.Context, admin *bigtable.AdminClient, table string) ([]bigtable.FamilyInfo, error) {
 	info, err := admin.TableInfo(ctx, table)
 	if err != nil {
 		return nil, store.WrapRPC(ctx, "describe", table, err)
@@ -23,10 +24,10 @@ func tableFamilies(ctx context.Context, admin *bigtable.AdminClient, table strin
 	return info.FamilyInfos, nil
 }
 
-// createFamilies creates a table if it is missing, and the families that it lacks.
+// Create creates a table if it is missing, and the families that it lacks.
 // It uses CreateColumnFamily, because that alone creates a family without any
 // garbage-collection rule.
-func createFamilies(ctx context.Context, admin *bigtable.AdminClient, table string, families []string) error {
+func Create(ctx context.Context, admin *bigtable.AdminClient, table string, families []string) error {
 	info, err := admin.TableInfo(ctx, table)
 	if status.Code(err) == codes.NotFound {
 		err = admin.CreateTable(ctx, table)
@@ -50,9 +51,9 @@ func createFamilies(ctx context.Context, admin *bigtable.AdminClient, table stri
 	return nil
 }
 
-// dropMetadataFamilies drops the metadata families of a table.
-func dropMetadataFamilies(ctx context.Context, admin *bigtable.AdminClient, table string) error {
-	infos, err := tableFamilies(ctx, admin, table)
+// DropMetadata drops the metadata families of a table.
+func DropMetadata(ctx context.Context, admin *bigtable.AdminClient, table string) error {
+	infos, err := Of(ctx, admin, table)
 	if err != nil {
 		return err
 	}
