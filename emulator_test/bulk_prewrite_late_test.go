@@ -77,7 +77,7 @@ func TestDuplicateBulkPrewriteDuringCollection(t *testing.T) {
 		held := txntest.NewFaults(t)
 		collector := env.NewClient(txn.Config{}, held.DialOptions()...)
 		removal := held.OnStep(txntest.StepCollect, txntest.Hold)
-		collected := inBackground(func() error { _, err := gc.Run(t.Context(), collector, gc.Config{}); return err })
+		collected := inBackground(func() error { _, err := gc.Run(t.Context(), collector, gc.Config{Retention: retention}); return err })
 		<-removal.Fired()
 		bulk.Release()
 		removal.Release()

@@ -273,3 +273,27 @@ func TestDuplicateBulkPrewriteAfterCollection(t *testing.T) {
 		}
 	})
 }
+
+// A transaction of Update that has lost a conflict prewrites its rows one by one.
+func TestBulkPrewriteNotAfterConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newBulkEnv(t, txn.Config{})
+		rows := rowNames(5)
+		if _, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			set(tx, "1", rows...)
+			if txn.AttemptOf(ctx) == 1 {
+				return tryUpdate(t.Context(), env.Client, "other", rows[2])
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if n, bulks := faults.Count()[txntest.StepPrewrite], len(bulkSizes(faults)); n != 2+5 || bulks != 1 {
+			t.Errorf("%d prewrites, %d of them in bulk; want 7 and 1", n, bulks)
+		}
+		synctest.Wait()
+		for _, row := range rows {
+			wantValue(t, takeSnapshot(t, c), row, "1")
+		}
+	})
+}

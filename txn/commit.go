@@ -283,7 +283,12 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 }
 
 // splitBulk prepares the bulk prewrite of the rows whose tables allow it, and returns the others.
+// A transaction that has lost a conflict prewrites all rows one by one: it notices the next conflict
+// before it has locked them all.
 func (c *commit) splitBulk() []*store.RowWrites {
+	if c.txn.attempt.number > 1 {
+		return c.rows
+	}
 	rows, some := bulk.Split(c.rows, c.startTS, func(row *store.RowWrites) bool {
 		_, conditional := c.txn.first.of(row)
 		return conditional
