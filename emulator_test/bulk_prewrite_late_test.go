@@ -6,8 +6,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
+
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -90,5 +93,32 @@ func TestDuplicateBulkPrewriteDuringCollection(t *testing.T) {
 		synctest.Wait()
 		env.Check()
 		wantNoLocks(t, env.Client)
+	})
+}
+
+// The schema record was lost or damaged, and made again as percctl doctor says: delete it, run percctl
+// table init. A lock of a bulk prewrite is left from before.
+func TestDuplicateBulkPrewriteAfterANewSchemaRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newBulkEnv(t, txn.Config{})
+		rows := rowNames(4)
+		bulk := faults.On("bulk", isBulkPrewrite, txntest.Echo, 1)
+		mustSet(t, c, "1", rows...)
+		<-bulk.Fired()
+		synctest.Wait()
+		mustSet(t, c, "2", rows[0])
+		advance(3 * time.Hour)
+		runGC(t, env.Client, gc.Config{Retention: time.Hour})
+		bulk.Release()
+		m := bigtable.NewMutation()
+		m.DeleteRow()
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "schema/a", m); err != nil {
+			t.Fatal(err)
+		}
+		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}})
+		again := env.NewClient(txn.Config{})
+		for _, row := range rows[1:] {
+			wantValue(t, takeSnapshot(t, again), row, "1")
+		}
 	})
 }

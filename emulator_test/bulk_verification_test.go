@@ -4,10 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -73,5 +78,41 @@ func TestBulkVerificationOfManyLongKeys(t *testing.T) {
 		}
 		synctest.Wait()
 		wantNoLocks(t, c)
+	})
+}
+
+// leftOut loses the last entry of the first bulk prewrite on its way, so the answer says nothing about it.
+type leftOut struct {
+	grpc.ClientStream
+	once *sync.Once
+}
+
+func (l *leftOut) SendMsg(m any) error {
+	if r, ok := m.(*btpb.MutateRowsRequest); ok && isBulkPrewrite(txntest.Classify("MutateRows", r)) {
+		l.once.Do(func() {
+			m = &btpb.MutateRowsRequest{TableName: r.TableName, AppProfileId: r.AppProfileId, Entries: r.Entries[:len(r.Entries)-1]}
+		})
+	}
+	return l.ClientStream.SendMsg(m)
+}
+
+// An answer to a bulk prewrite that leaves out a row acknowledges it no more than an error does. The
+// Bigtable client has to report that.
+func TestBulkPrewriteAnswerLeavesOutARow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rows, faults, once := rowNames(5), txntest.NewFaults(t), &sync.Once{}
+		env, _, _ := newBulkEnv(t, txn.Config{})
+		loses := grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			s, err := streamer(ctx, desc, cc, method, opts...)
+			return &leftOut{s, once}, err
+		})
+		mustSet(t, env.NewClient(txn.Config{}, append(faults.DialOptions(), loses)...), "1", rows...)
+		if got := bulkSizes(faults); !slices.Equal(got, []int{4, 1}) {
+			t.Errorf("prewrites of %v rows, want 4 and 1", got)
+		}
+		synctest.Wait()
+		for _, row := range rows {
+			wantValue(t, takeSnapshot(t, env.Client), row, "1")
+		}
 	})
 }

@@ -461,7 +461,7 @@ func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, o Outcome) e
 	switch {
 	case o.State == format.StateCommitted:
 		store.AddCommit(onMatch, l, o.CommitTS, 0)
-	case t.Schema.Bulk() && !l.IsPrimary():
+	case !l.IsPrimary():
 		predicate, onMatch, onMiss = store.RollBackSecondary(l.Cell.Column(), l.StartTS)
 	default:
 		store.RemoveLockAndData(onMatch, l.Cell.Column(), l.StartTS)
