@@ -39,7 +39,7 @@ func TestBulkVerificationBelowADeadLock(t *testing.T) {
 		dying.Kill()
 		cancel()
 		<-second
-		advance(3 * time.Second) // the heartbeats of the oldest go on
+		advance(3 * time.Second) // the heartbeats of the oldest continue
 		younger := beginSet(t, env.Client, "younger", append([]string{"p2"}, rows...)...)
 		if n := len(stored(t, env, rows[1])["_lock"]); n != 2 {
 			t.Fatalf("%d locks, want 2", n)
