@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
@@ -140,4 +142,32 @@ func TestAllowBulkPrewriteArrivesLate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// percctl table adopt of an older release continues an interrupted undo: it writes the record with the format
+// version that it knows, and keeps the fields that it does not know. Older clients use the table then.
+func TestBulkPrewriteInARecordOfAnOlderVersion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, _, _ := newBulkEnv(t, txn.Config{})
+		meta := env.Bigtable.Open(format.DefaultMetadataTable)
+		row, err := meta.ReadRow(t.Context(), "schema/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		record := row["meta"][0].Value
+		if record[0] != 1<<3 || record[1] != format.BulkVersion {
+			t.Fatalf("the record begins with %v", record[:2])
+		}
+		record[1] = format.Version
+		m := bigtable.NewMutation()
+		m.Set("meta", "schema", 0, record)
+		if err := meta.Apply(t.Context(), "schema/a", m); err != nil {
+			t.Fatal(err)
+		}
+		counted := txntest.NewFaults(t)
+		mustSet(t, env.NewClient(txn.Config{}, counted.DialOptions()...), "1", rowNames(4)...)
+		if n := bulkSizes(counted); len(n) > 0 {
+			t.Errorf("bulk prewrites of %v rows in a table that clients of older releases accept", n)
+		}
+	})
 }

@@ -515,6 +515,7 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
 		return nil, fmt.Errorf("percolator: %w", err)
 	}
+	forgetBulk(&m)
 	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal, bulkFrom: tso.Timestamp(m.BulkPrewriteFromTs), bulk: m.BulkPrewrite}
 	for _, o := range m.Observed {
 		c := ColumnOf(o)
@@ -582,6 +583,14 @@ func CheckPolicy(table string, f bigtable.FamilyInfo) error {
 	return fmt.Errorf("percolator: table %q, family %s: %w: Bigtable's garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, format.ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
 }
 
+// forgetBulk removes the property from a record of an older version. A release that does not know
+// the property may have copied it there.
+func forgetBulk(m *recordpb.TableSchema) {
+	if m.FormatVersion < format.BulkVersion {
+		m.BulkPrewriteFromTs, m.BulkPrewrite = 0, false
+	}
+}
+
 // SetSchemaVersion sets the format version of a record. If columns are observed by patterns it is 2,
 // so that clients of earlier releases refuse the table. They would commit without notifications.
 func SetSchemaVersion(m *recordpb.TableSchema) {
@@ -639,6 +648,7 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 		}
 	}
 	before := proto.Clone(record)
+	forgetBulk(record)
 	if err := edit(record); err != nil {
 		return false, err
 	}
