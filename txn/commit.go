@@ -310,6 +310,11 @@ func (c *commit) verifyAndTakeCommitTS(ctx context.Context) (commitTS tso.Timest
 	if c.bulk == nil {
 		return c.client.resolver.Clock.CommitTimestamp(ctx)
 	}
+	return c.verifyBesideCommitTS(ctx)
+}
+
+// verifyBesideCommitTS is a function of its own because its results are on the heap.
+func (c *commit) verifyBesideCommitTS(ctx context.Context) (commitTS tso.Timestamp, asked time.Time, err error) {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	g.Go(func() error { return c.bulk.Verify(gctx) })

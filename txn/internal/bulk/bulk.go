@@ -31,6 +31,15 @@ const minRows = 2
 // Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
 // The property of a table allows that. It leaves out the rows with conditions of their own.
 func Split(all []*store.RowWrites, startTS tso.Timestamp, conditional func(*store.RowWrites) bool) (rows, bulk []*store.RowWrites) {
+	n := 0
+	for _, row := range all[1:] {
+		if row.Table.Schema.AllowsBulk(startTS) {
+			n++
+		}
+	}
+	if n < minRows {
+		return all, nil
+	}
 	rows = all[:1:1]
 	for _, row := range all[1:] {
 		if row.Table.Schema.AllowsBulk(startTS) && !conditional(row) {
