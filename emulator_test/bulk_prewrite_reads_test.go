@@ -108,11 +108,11 @@ func TestReadBelowHiddenLock(t *testing.T) {
 	for name, read := range readsOfOneCell {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env, c, _ := newBulkEnv(t, txn.Config{})
+				env, _, _ := newBulkEnv(t, txn.Config{})
 				if err := changes.RegisterObserver(t.Context(), env.Client, "a", txn.Column{Family: "f", Qualifier: "q"}, "observer", false); err != nil {
 					t.Fatal(err)
 				}
-				c = env.NewClient(txn.Config{}) // which knows it
+				c := env.NewClient(txn.Config{}) // which knows it
 				rows := rowNames(4)
 				old := beginSet(t, c, "new", rows...)
 				// A lock-only write of one row is locked first.
