@@ -201,8 +201,9 @@ func TestStatusAndExclusionOfCollectors(t *testing.T) {
 		if st, err = gc.ReadStatus(t.Context(), s.env.Client); err != nil || st.Lease.Owner != "" || len(st.Run.Collectors) != 1 {
 			t.Errorf("status %+v, %v; want no lease and one collector", st, err)
 		}
-		if _, _, err := gc.Exclude(t.Context(), s.env.Client); !errors.As(err, new(*gc.BusyError)) {
+		if _, release, err := gc.Exclude(t.Context(), s.env.Client); !errors.As(err, new(*gc.BusyError)) {
 			t.Errorf("excluded beside a collector: %v", err)
+			release()
 		}
 		first.cancel()
 		<-first.ended
