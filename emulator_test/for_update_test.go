@@ -11,6 +11,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -96,7 +97,7 @@ func lateStart(t *testing.T, meanwhile func(*testing.T, *txntest.Env)) *txn.Txn 
 	t.Helper()
 	local := tso.NewLocal(tso.LocalConfig{})
 	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
-	env.CreateTable("a", "f")
+	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
 	o := &gatedOracle{local, make(chan struct{})}
 	close(o.gate)
 	c := env.NewClient(txn.Config{Oracle: o, TokenTTL: -1})
@@ -159,6 +160,21 @@ func TestForUpdateMissesACommit(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestForUpdateAfterAWrite: a transaction has written other rows before it reads for its update, so
+// another row is the primary. It reads at its start timestamp: a bulk prewrite of the row would not
+// look for a commit that an earlier read missed.
+func TestForUpdateAfterAWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tx := lateStart(t, func(t *testing.T, env *txntest.Env) { mustSet(t, env.Client, "2", "r") })
+		set(tx, "x", "b", "c", "d")
+		if got := getForUpdate(t, tx); got != "2" {
+			t.Errorf("read %q, want 2", got)
+		}
+		set(tx, "3", "r")
+		wantCommit(t, tx, false)
+	})
 }
 
 // TestForUpdateOfTheFuture: the read may show a commit above the start timestamp. Then the

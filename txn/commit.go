@@ -289,10 +289,7 @@ func (c *commit) splitBulk() []*store.RowWrites {
 	if c.txn.attempt.number > 1 {
 		return c.rows
 	}
-	rows, some := bulk.Split(c.rows, c.startTS, func(row *store.RowWrites) bool {
-		_, conditional := c.txn.first.of(row)
-		return conditional
-	})
+	rows, some := bulk.Split(c.rows, c.startTS)
 	if len(some) == 0 {
 		return rows
 	}

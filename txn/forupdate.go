@@ -8,6 +8,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/buffer"
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -77,14 +78,15 @@ func readFirst(ctx context.Context, r *recovery.Resolver, cell Cell) *firstRead 
 	return f
 }
 
-// take returns the value for GetForUpdate. known is false if the client has to read it.
-func (f *firstRead) take(cell Cell) (value []byte, present, known bool) {
-	if f == nil || f.cell != cell {
+// take returns the value for GetForUpdate, and makes the cell the primary: bulk prewrites rely on
+// that. known is false if the client has to read it.
+func (f *firstRead) take(cell Cell, b *buffer.Buffer) (value []byte, present, known bool) {
+	if f.cell != cell {
 		return nil, false, false
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.used || f.dropped {
+	if f.used || f.dropped || !b.LockFirst(cell) {
 		return nil, false, false
 	}
 	f.used = true

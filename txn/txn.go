@@ -330,10 +330,10 @@ func (t *Txn) takeStartAndRead(ctx context.Context) error {
 // if the client has to read the cell, because it is not the first thing that the transaction does: it
 // would not be the primary.
 func (t *Txn) takeFirst(cell Cell) (value []byte, present, known bool) {
-	if t.first == nil || t.checkReadable() != nil || t.buffer.IsOpen() {
+	if t.first == nil || t.checkReadable() != nil {
 		return nil, false, false
 	}
-	return t.first.take(cell)
+	return t.first.take(cell, &t.buffer)
 }
 
 // takeStart gives the transaction its start timestamp: one that was asked for ahead, if it is

@@ -29,8 +29,9 @@ import (
 const minRows = 2
 
 // Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
-// The property of a table allows that. It leaves out the rows with conditions of their own.
-func Split(all []*store.RowWrites, startTS tso.Timestamp, conditional func(*store.RowWrites) bool) (rows, bulk []*store.RowWrites) {
+// The property of a table allows that. The row of txn.ForUpdate, which needs a condition, is the
+// primary's.
+func Split(all []*store.RowWrites, startTS tso.Timestamp) (rows, bulk []*store.RowWrites) {
 	n := 0
 	for _, row := range all[1:] {
 		if row.Table.Schema.AllowsBulk(startTS) {
@@ -40,16 +41,13 @@ func Split(all []*store.RowWrites, startTS tso.Timestamp, conditional func(*stor
 	if n < minRows {
 		return all, nil
 	}
-	rows = all[:1:1]
+	rows, bulk = all[:1:1], make([]*store.RowWrites, 0, n)
 	for _, row := range all[1:] {
-		if row.Table.Schema.AllowsBulk(startTS) && !conditional(row) {
+		if row.Table.Schema.AllowsBulk(startTS) {
 			bulk = append(bulk, row)
 		} else {
 			rows = append(rows, row)
 		}
-	}
-	if len(bulk) < minRows {
-		return all, nil
 	}
 	return rows, bulk
 }
