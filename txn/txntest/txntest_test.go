@@ -37,9 +37,11 @@ func TestEnv(t *testing.T) {
 	}
 }
 
+// TestEnvInVirtualTime: a bubble has an emulator inside the process, whatever the environment names.
 func TestEnvInVirtualTime(t *testing.T) {
+	t.Setenv("BIGTABLE_EMULATOR_HOST", "127.0.0.1:1")
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t)
 		env.CreateTable("accounts", "bal")
 		begun := time.Now()
 		<-time.After(10 * time.Minute) // virtual
