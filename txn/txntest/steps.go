@@ -75,8 +75,15 @@ func Classify(fullMethod string, req proto.Message) Call {
 			c.Row = string(r.Rows.RowKeys[0])
 		}
 		for _, rr := range r.GetRows().GetRowRanges() {
-			if c.Table == format.DefaultMetadataTable && bytes.HasPrefix(rr.GetStartKeyClosed(), []byte("journal/")) {
+			if c.Table != format.DefaultMetadataTable {
+				continue
+			}
+			switch start := rr.GetStartKeyClosed(); {
+			case bytes.HasPrefix(start, []byte("journal/")):
 				c.Step = StepJournalRead
+				return c
+			case bytes.HasPrefix(start, []byte("worker/")):
+				c.Step = StepToken
 				return c
 			}
 		}

@@ -114,7 +114,7 @@ func steadyHours(r *run) {
 	var own, tokens model.Count // requests that clients send whatever they commit; rows that workers read
 	for k, n := range after {
 		switch {
-		case strings.HasPrefix(k.Client, "worker-") && k.Kind == "schema": // what reads rows of many tokens counts as this
+		case strings.HasPrefix(k.Client, "worker-") && k.Kind == "token" && k.Method == "ReadRows":
 			tokens.Rows += n.Rows - before[k].Rows
 		case strings.HasPrefix(k.Client, "client-") && slices.Contains([]string{"token", "safe point", "schema", "changed"}, k.Kind):
 			own.Requests += n.Requests - before[k].Requests
