@@ -9,10 +9,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -129,6 +131,44 @@ func TestRecentDeath(t *testing.T) {
 			if r.State != want.state || r.Detail != want.detail || len(r.Findings) > 1 || len(r.Findings) == 1 && r.Findings[0].Severity != want.severity {
 				t.Errorf("after %v: %+v", want.after, r)
 			}
+		}
+	})
+}
+
+// TestRemovedToken: a lock that is to live for an hour, and whose owner's token was removed, is stranded
+// after a minute.
+func TestRemovedToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("accounts", "bal")
+		faults := txntest.NewFaults(t)
+		commit := faults.OnStep(txntest.StepCommit, txntest.Crash)
+		dead := env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: time.Hour}, faults.DialOptions()...)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := dead.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
+			return nil
+		}); !errors.Is(err, txn.ErrUndetermined) {
+			t.Fatalf("a commit that is not sent: %v", err)
+		}
+		<-commit.Fired()
+		faults.Kill()
+		m := bigtable.NewMutation()
+		m.DeleteRow()
+		if err := env.Bigtable.Open("percolator").Apply(t.Context(), "worker/"+admin.Owner(dead), m); err != nil {
+			t.Fatal(err)
+		}
+		d := &doctor.Deployment{Project: "p", Instance: "i", Bigtable: env.Bigtable, Admin: env.Admin, Emulator: true, Rows: 100}
+		if r := examine(t, d, "accounts")["stranded locks"]; r.State != doctor.OK || r.Detail != "0 of 1 lock in 1 table" {
+			t.Errorf("at once: %+v", r)
+		}
+		<-time.After(2 * time.Minute)
+		if r := examine(t, d, "accounts")["stranded locks"]; r.State != doctor.Found || len(r.Findings) != 1 || r.Findings[0].Severity != doctor.Warning {
+			t.Errorf("after two minutes: %+v", r)
+		}
+		for v, err := range admin.Check(t.Context(), env.Client, "accounts", nil) {
+			t.Error(v, err)
 		}
 	})
 }
