@@ -217,7 +217,7 @@ func removal(e *edited, lastOfTable bool) []string {
 	case lastOfTable:
 		plan = append(plan, pending+"they stay without effect, because no worker scans the table; if you register it again, it runs for them")
 	default:
-		plan = append(plan, pending+"workers that scan the table remove them")
+		plan = append(plan, pending+"workers that scan the table remove them, except those that other observers still need")
 	}
 	if e.Dead > 0 {
 		plan = append(plan, cli.Count(e.Dead, "dead letter")+": they stay; drop them, or register it again and replay them")
