@@ -8,6 +8,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A fleet is the workers that have an observer in common with this one, and share the search for
@@ -16,6 +17,7 @@ type fleet struct {
 	share, rank int // how many workers there are, and the number of this one, from 0
 	// old: a client of a release without a journal is running, or was within oldMaxAge.
 	old     bool
+	next    string // the token after this worker's; after the last one comes the first
 	counted time.Time
 	seenOld time.Time // 0: never
 }
@@ -51,7 +53,8 @@ func (f *fleet) count(ctx context.Context, s Search) {
 		return
 	}
 	own := admin.Owner(s.Client)
-	n, rank, old := 0, 0, false
+	var fleet []string // in order
+	rank, old := 0, false
 	for _, w := range workers {
 		if w.State != admin.OwnerFresh {
 			continue
@@ -61,15 +64,31 @@ func (f *fleet) count(ctx context.Context, s Search) {
 		if !slices.ContainsFunc(w.Observers, mine) {
 			continue
 		}
-		n++
+		fleet = append(fleet, w.Owner)
 		if strings.Compare(w.Owner, own) < 0 {
 			rank++
 		}
 	}
-	f.share = max(n, 1)
-	f.rank, f.counted = rank%f.share, time.Now()
+	f.share = max(len(fleet), 1)
+	f.rank, f.counted, f.next = rank%f.share, time.Now(), ""
+	if f.share > 1 {
+		f.next = fleet[(f.rank+1)%f.share]
+	}
 	if old {
 		f.seenOld = f.counted
 	}
 	f.old = !f.seenOld.IsZero() && time.Since(f.seenOld) < oldMaxAge
+}
+
+// recount counts the workers again if the next one has died. If some workers die, but not all, then
+// there is one that lives and whose next one has died. So someone counts again, at the cost of one
+// read of a row by each worker.
+func (f *fleet) recount(ctx context.Context, s Search) {
+	if f.next == "" {
+		return
+	}
+	w, err := admin.ReadOwner(ctx, s.Client, f.next, changes.OracleNow(s.Client))
+	if err == nil && w.State != admin.OwnerFresh {
+		f.count(ctx, s)
+	}
 }

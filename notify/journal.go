@@ -236,13 +236,21 @@ func (j *journal) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// wait waits until the next turn.
+// wait waits until the next turn. With many idle workers that takes long, and most of them may stop
+// meanwhile, so each looks at another one: about once a minute, but all together at most twice a second.
 func (j *journal) wait(ctx context.Context) error {
-	d := j.interval
-	if !j.busy {
-		d = time.Duration(float64(j.fleet.share) * float64(j.interval) * (0.5 + rand.Float64()/2))
+	if j.busy {
+		return pause.For(ctx, max(j.interval, 3*j.took))
 	}
-	return pause.For(ctx, max(d, 3*j.took))
+	began, part := time.Now(), 0.5+rand.Float64()/2
+	for {
+		left := max(time.Duration(part*float64(j.fleet.share)*float64(j.interval)), 3*j.took) - time.Since(began)
+		look := max(5*j.most, time.Duration(j.fleet.share)*time.Second/2)
+		if err := pause.For(ctx, min(left, look)); err != nil || left <= look {
+			return err
+		}
+		j.fleet.recount(ctx, j.search)
+	}
 }
 
 // turn reads the journal once.

@@ -73,7 +73,7 @@ func (w *world) await(ctx context.Context, c *txn.Client, n int, cfg notify.Conf
 func idleFleet(r *run) {
 	const rests = time.Hour // long pauses follow long turns
 	const nodes = 30
-	rate := func(workers int, bytes float64, tablets int) (requests, busy, start float64) {
+	rate := func(workers int, bytes float64, tablets int) (requests, counts, busy, start float64) {
 		w := r.world(nodes, 1, bytes, tablets)
 		w.observe(w.env.Client)
 		var stops []func()
@@ -86,20 +86,23 @@ func idleFleet(r *run) {
 		time.Sleep(4 * time.Minute) // until the interval between sweeps has grown
 		w.cluster.Reset()
 		time.Sleep(rests)
-		// Tokens are counted with idle clients.
+		// Writes of tokens are counted with idle clients. Each worker reads the token of another one:
+		// it could be the only one left.
 		sum := w.cluster.Sum(func(k model.Key) bool { return k.Kind != "token" })
+		tokens := w.cluster.Sum(func(k model.Key) bool { return k.Kind == "token" && k.Method == "ReadRows" })
 		_, scans := w.cluster.Busy()
 		for _, stop := range stops {
 			stop()
 		}
-		return float64(sum.Requests) / rests.Seconds(), scans.Seconds() / rests.Seconds(), start
+		return float64(sum.Requests) / rests.Seconds(), float64(tokens.Requests) / rests.Seconds(), scans.Seconds() / rests.Seconds(), start
 	}
 	tablets := 100
 	size := r.Bytes / 100
-	few, fewBusy, _ := rate(max(r.Fleet/4, 1), size, tablets)
-	many, manyBusy, start := rate(r.Fleet, size, tablets)
-	large, largeBusy, _ := rate(r.Fleet, 10*size, 10*tablets)
+	few, fewCounts, fewBusy, _ := rate(max(r.Fleet/4, 1), size, tablets)
+	many, counts, manyBusy, start := rate(r.Fleet, size, tablets)
+	large, _, largeBusy, _ := rate(r.Fleet, 10*size, 10*tablets)
 	r.atMost("requests of four times as many workers", many/few, 1.2, "1", "%d workers: %.1f/s, %d workers: %.1f/s", max(r.Fleet/4, 1), few, r.Fleet, many)
+	r.atMost("reads of tokens", counts, 2, "1/s", "%d workers; %d workers: %.1f/s", r.Fleet, max(r.Fleet/4, 1), fewCounts)
 	r.atMost("requests with a table of ten times the size", large/many, 1.2, "1", "%.1f/s", large)
 	r.atMost("nodes busy with sweeps of the large table", largeBusy, 0.01*nodes, "nodes", "%s; %.2f with a tenth of it, %.2f with a quarter of the workers; %d nodes", bytesText(10*size), manyBusy, fewBusy, nodes)
 	r.atMost("sweeps in the first minute", start/size, 2, "tables", "%d workers, %s passed", r.Fleet, bytesText(start))
