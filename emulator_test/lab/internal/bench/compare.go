@@ -152,6 +152,7 @@ type compareReport struct {
 	Write10Reqs   float64     `json:"write10_requests_ratio"` // the raw requests that a transaction of ten rows sends, over raw ApplyBulk
 	Change        float64     `json:"change_ratio"`           // transactions that read a cell and write it, over a raw read and a conditional mutation
 	Change2       float64     `json:"change2_ratio"`          // of two rows
+	ForUpdate     float64     `json:"for_update_ratio"`       // transactions that read a cell for update and write it, over those that read it with Get
 	Machine       rig.Machine `json:"machine"`                // where and when
 	Seconds       float64     `json:"seconds"`                // of the whole measurement
 	Callers       int         `json:"callers"`                // concurrent
@@ -284,7 +285,8 @@ func (o *compareOptions) writes(t, bulk rig.TableSpec) []pairing {
 		}
 		all = append(all, p)
 	}
-	return append(all, o.changes(t, "change", "a row", 1), o.changes(t, "change2", "two rows", 2))
+	return append(all, o.changes(t, "change", "a row", 1), o.changes(t, "change2", "two rows", 2), o.pair(t, "for_update", 1,
+		"change-get", "Get, Set and Commit", "change", "GetForUpdate, Set and Commit"))
 }
 
 // changes is a pairing that reads rows and writes them.
@@ -317,7 +319,7 @@ func (r *compareReport) summarize() {
 		"read": &r.Read, "latest": &r.Latest, "read_stale": &r.ReadStale, "read_shared": &r.ReadShared, "row_read": &r.RowRead, "row_read_shared": &r.RowReadShared, "row10_read": &r.WideRowRead,
 		"batch100_read": &r.Batch100, "scan": &r.Scan, "write": &r.Write, "write_cam": &r.WriteCAM,
 		"write3_bulk": &r.Bulk3, "write10_bulk": &r.Bulk10, "write100_bulk": &r.Bulk100, "write1000_bulk": &r.Bulk1000,
-		"write3": &r.Write3, "write10": &r.Write10, "write100": &r.Write100, "write1000": &r.Write1000, "write10_requests": &r.Write10Reqs, "change": &r.Change, "change2": &r.Change2,
+		"write3": &r.Write3, "write10": &r.Write10, "write100": &r.Write100, "write1000": &r.Write1000, "write10_requests": &r.Write10Reqs, "change": &r.Change, "change2": &r.Change2, "for_update": &r.ForUpdate,
 	}
 	for i := range r.Figures {
 		f := &r.Figures[i]

@@ -42,6 +42,7 @@ var operations = map[string]operation{
 	"writes":        writes,
 	"read-write":    readWrite,
 	"change":        change,
+	"change-get":    changeGet,
 	"transfer":      transfer,
 	"brokerage":     brokerageStep,
 }
@@ -262,13 +263,22 @@ func rawChanges(ctx context.Context, w *worker, t *Task, i int) error {
 	return t.bulk(ctx, w, i)
 }
 
-// change reads Batch rows, or one, and writes them in one transaction.
+// change reads Batch rows, or one for update, and writes them in one transaction.
 func change(ctx context.Context, w *worker, t *Task, i int) error {
+	return changeRows(ctx, w, t, i, (*txn.Table).GetForUpdate)
+}
+
+// changeGet is change of a row without locking it when it is read.
+func changeGet(ctx context.Context, w *worker, t *Task, i int) error {
+	return changeRows(ctx, w, t, i, (*txn.Table).Get)
+}
+
+func changeRows(ctx context.Context, w *worker, t *Task, i int, get func(table *txn.Table, ctx context.Context, row, family, qualifier string) ([]byte, bool, error)) error {
 	rows, value := t.turnRows(i), t.value()
 	_, err := w.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		table := tx.Table(t.Table)
 		if len(rows) == 1 {
-			if _, _, err := table.GetForUpdate(ctx, rows[0], Family, ColumnOf(0)); err != nil {
+			if _, _, err := get(table, ctx, rows[0], Family, ColumnOf(0)); err != nil {
 				return err
 			}
 		} else {
