@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -275,6 +276,70 @@ func TestBulkPrewriteOfTwoTables(t *testing.T) {
 					if v, _, err := s.Table("b").Get(t.Context(), row, "f", "q"); err != nil || string(v) != want {
 						t.Errorf("row %s of table b is %q, %v; want %q", row, v, err, want)
 					}
+				}
+			})
+		})
+	}
+}
+
+// A bulk prewrite locks one row in each of two tables.
+func TestBulkPrewriteOfOneRowInEachTable(t *testing.T) {
+	for _, table := range []string{"a", "b"} {
+		synctest.Test(t, func(t *testing.T) {
+			env, c, faults := newBulkEnv(t, txn.Config{})
+			env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}, BulkPrewrite: true})
+			late := beginSet(t, c, "late", "primary", "row")
+			late.Table("b").Set("row", "f", "q", []byte("late"))
+			other := begin(t, env.Client)
+			other.Table(table).Set("row", "f", "q", []byte("other"))
+			if _, err := other.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var conflict *txn.ConflictError
+			if _, err := late.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Cell.Table != table {
+				t.Errorf("beside a commit in table %s: %v", table, err)
+			}
+			if got := bulkSizes(faults); !slices.Equal(got, []int{1, 1}) {
+				t.Errorf("bulk prewrites of %v rows", got)
+			}
+			synctest.Wait()
+			wantNoLocks(t, c)
+		})
+	}
+}
+
+// After a bulk prewrite, the verification or the request for commit_ts is refused: the transaction
+// does not commit.
+func TestBulkPrewriteThenRefused(t *testing.T) {
+	rows := rowNames(4)
+	for name, match := range map[string]func(txntest.Call) bool{
+		"verification": stepOn(txntest.StepRead, rows[1]),
+		"commit_ts":    func(c txntest.Call) bool { return c.Step == txntest.StepOracle },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, _, _ := newBulkEnv(t, txn.Config{})
+				mustSet(t, env.Client, "old", rows...)
+				var armed, refused atomic.Bool
+				c := env.NewClient(txn.Config{}, refuse(func(c txntest.Call) bool {
+					if isBulkPrewrite(c) {
+						armed.Store(true)
+					}
+					if !armed.Load() || !match(c) {
+						return false
+					}
+					refused.Store(true)
+					return true
+				})...)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if _, err := beginSet(t, c, "new", rows...).Commit(ctx); err == nil || errors.Is(err, txn.ErrUndetermined) || !refused.Load() {
+					t.Errorf("commit: %v; refused: %t", err, refused.Load())
+				}
+				synctest.Wait()
+				wantNoLocks(t, env.Client)
+				for _, row := range rows {
+					wantValue(t, takeSnapshot(t, env.Client), row, "old")
 				}
 			})
 		})

@@ -207,7 +207,11 @@ func TestBulkPrewriteFindsCommit(t *testing.T) {
 			t.Errorf("commit beside a lock-only commit: %v, want a conflict in row %s", err, rows[3])
 		}
 		late = beginSet(t, c, "late", rows...)
-		mustSet(t, env.Client, "other", rows[2])
+		tx = beginSet(t, env.Client, "other", rows[2])
+		tx.Table("a").Set(rows[4], "f", "another", nil) // no conflict: another column
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := late.Commit(t.Context()); !errors.As(err, &conflict) || conflict.Cell.Row != rows[2] {
 			t.Errorf("commit beside a commit: %v, want a conflict in row %s", err, rows[2])
 		}

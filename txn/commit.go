@@ -313,7 +313,6 @@ func (c *commit) verifyAndTakeCommitTS(ctx context.Context) (commitTS tso.Timest
 // verifyBesideCommitTS is a function of its own because its results are on the heap.
 func (c *commit) verifyBesideCommitTS(ctx context.Context) (commitTS tso.Timestamp, asked time.Time, err error) {
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	g.Go(func() error { return c.bulk.Verify(gctx) })
 	g.Go(func() (err error) {
 		commitTS, asked, err = c.client.resolver.Clock.CommitTimestamp(gctx)

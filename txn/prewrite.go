@@ -42,7 +42,6 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 		g.Go(func() error {
 			err := c.bulk.Lock(ctx)
 			if err != nil {
-				c.failed.Store(true)
 				stopWaiting()
 			}
 			return err

@@ -68,7 +68,7 @@ type Prewrite struct {
 }
 
 // Lock locks the rows without a condition. It returns nil only if all of them are acknowledged, or if
-// Failed is set.
+// Failed is set. It sets Failed if it returns an error.
 // Unlike the prewrite of one row, a request can be sent again whatever became of it: the owner has
 // sent no commit yet.
 func (p *Prewrite) Lock(ctx context.Context) error {
@@ -103,7 +103,7 @@ func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err 
 	ctx, span := p.Resolver.Trace.Begin(ctx, "prewrite", t.Name)
 	span.Set(telemetry.AttrRows.Int(len(rows)))
 	defer func() { span.EndWith(err) }()
-	var muts []store.RowMutation
+	muts := make([]store.RowMutation, 0, len(rows))
 	for _, row := range rows {
 		row.Touched = true
 		muts = append(muts, store.RowMutation{Row: row.Row, Mut: p.Mutation(row), Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(p.Primary) + row.ValueBytes(), StartTS: p.StartTS})
@@ -152,18 +152,17 @@ func (p *Prewrite) verifyTable(ctx context.Context, rows []*store.RowWrites) err
 		var locked []*store.RowWrites
 		var others []*format.Lock
 		var failed error
-		var set store.RowSet
-		for _, row := range rows {
+		set := store.RowSet{Keys: make([]string, 0, len(rows))}
+		for _, row := range rows { // sorted by key
 			set.Keys = append(set.Keys, row.Row)
 		}
-		slices.Sort(set.Keys)
 		err := t.ReadListed(ctx, set, store.Others(p.StartTS), func(raw bigtable.Row) bool {
 			row := byKey[raw.Key()]
 			onlyColumnsOf(row, raw)
-			if failed = recovery.FindConflict(row, raw, p.StartTS); failed != nil {
-				return false
+			if failed = recovery.FindConflict(row, raw, p.StartTS); failed == nil {
+				_, failed = recovery.LocksIn(row, raw, p.StartTS, &others)
 			}
-			if _, failed = recovery.LocksIn(row, raw, p.StartTS, &others); len(raw[format.LockFamily]) > 0 {
+			if len(raw[format.LockFamily]) > 0 {
 				locked = append(locked, row)
 			}
 			return failed == nil
