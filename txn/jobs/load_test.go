@@ -98,6 +98,13 @@ func traffic(t *testing.T, c *txn.Client, rows int) (stop func() []time.Duration
 
 func p99(sorted []time.Duration) time.Duration { return sorted[len(sorted)*99/100] }
 
+func mean(took []time.Duration) (sum time.Duration) {
+	for _, d := range took {
+		sum += d
+	}
+	return sum / time.Duration(len(took))
+}
+
 // TestLoad: on a model of a cluster, in virtual time, a job takes little longer than the nodes need
 // for its requests, and the transactions of other clients stay fast meanwhile.
 func TestLoad(t *testing.T) {
@@ -182,7 +189,7 @@ func TestThrottled(t *testing.T) {
 // TestLoadOfOperators: a bulk load, and a table that leaves, go as fast as the service takes them
 // without becoming slow for the transactions of other clients.
 func TestLoadOfOperators(t *testing.T) {
-	const rows = 5000
+	const rows = 10_000
 	operator := func(cluster *model.Cluster, env *txntest.Env) *txn.Client {
 		return env.NewClient(txn.Config{}, cluster.Client("operator")...)
 	}
@@ -216,12 +223,12 @@ func TestLoadOfOperators(t *testing.T) {
 				run(t, cluster, env)
 				took := time.Since(began)
 				with := stop()
-				// 4 times is usual. Without the pacer, 15 times during a leave, and 9 times during a
-				// bulk load.
-				if p99(with) > 7*p99(alone) {
-					t.Errorf("p99 is %v meanwhile, and %v without it", p99(with), p99(alone))
+				// 2.5 times is usual during a leave, and 3.6 during a bulk load. Without the pacer, 11
+				// both times. Means change less from run to run than p99 does.
+				if mean(with) > 6*mean(alone) {
+					t.Errorf("a transaction takes %v on average meanwhile, and %v without it", mean(with), mean(alone))
 				}
-				t.Logf("took %v; p99 of %d: %v, meanwhile %v, max %v", took, len(with), p99(alone), p99(with), with[len(with)-1])
+				t.Logf("took %v; mean of %d: %v, meanwhile %v, p99 %v", took, len(with), mean(alone), mean(with), p99(with))
 			})
 		})
 	}
