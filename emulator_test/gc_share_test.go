@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -147,6 +148,85 @@ func TestCollectorsShareARun(t *testing.T) {
 					t.Errorf("status %+v, %v", st, err)
 				}
 				s.env.Check()
+			})
+		})
+	}
+}
+
+// Collectors share the notes of a run that follows changes, and each changed row is collected, also
+// if one of them dies.
+func TestCollectorsShareNotes(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		dies int
+	}{{"both live", -1}, {"the first dies", 0}, {"the second dies", 1}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := changesEnv(t)
+				s := &shared{env: env, cluster: model.New(model.Config{RoundTrip: time.Second})}
+				const writers, turns = 4, 24 // each writes a note in each turn
+				var clients []*txn.Client
+				for range writers {
+					clients = append(clients, env.NewClient(txn.Config{}))
+				}
+				for turn := range turns {
+					for i, c := range clients {
+						row := fmt.Sprintf("r%02d-%02d", i, turn)
+						s.rows = append(s.rows, row)
+						mustSet(t, c, "1", row)
+						mustSet(t, c, "2", row)
+					}
+					advance(30 * time.Second)
+				}
+				if n := metadataRows(t, env, "changed/"); n < 64 {
+					t.Fatalf("%d notes, want enough for several parts", n)
+				}
+				advance(retention)
+				var helped atomic.Bool
+				var died sync.Once
+				dead := make(chan struct{})
+				var all []*sharer
+				for i := range 2 {
+					all = append(all, s.collect(t, gc.Config{FullEvery: 24 * time.Hour}, func(k *sharer, p gc.Progress) {
+						if p.Phase != gc.PhaseChanges {
+							return
+						}
+						if i == 1 && !helped.Swap(true) {
+							if st, err := gc.ReadStatus(t.Context(), env.Client); err != nil || len(st.Run.Collectors) != 2 || st.Run.Parts < 4 {
+								t.Errorf("status %+v, %v; want two collectors, and several parts", st, err)
+							}
+						}
+						if i == tt.dies {
+							died.Do(func() {
+								k.faults.Kill()
+								close(dead)
+							})
+						}
+					}))
+					advance(time.Second)
+				}
+				var versions int64
+				for i, k := range all {
+					if i == tt.dies {
+						<-dead
+						k.cancel()
+					}
+					o := <-k.ended
+					if (o.err == nil && k.report.Finished) == (i == tt.dies) || !k.report.Changes || k.report.Total.Versions == 0 && i != tt.dies {
+						t.Errorf("collector %d: %v, %+v", i, o.err, k.report)
+					}
+					versions += k.report.Total.Versions
+				}
+				if want := int64(len(s.rows)); versions < want || tt.dies < 0 && versions != want {
+					t.Errorf("%d versions removed, want %d", versions, want)
+				}
+				for _, g := range garbage(t, env.Client, s.rows, all[0].report.SafePoint) {
+					t.Errorf("left: %s", g)
+				}
+				if n := metadataRows(t, env, "changed/"); n > 0 {
+					t.Errorf("%d notes are left", n)
+				}
+				env.Check()
 			})
 		})
 	}
