@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -322,6 +324,52 @@ func TestCollectorLeavesAnExcludedRun(t *testing.T) {
 		<-first.ended
 		if r := runGC(t, s.env.Client, gc.Config{}); !r.Resumed || !r.Finished {
 			t.Errorf("%+v", r)
+		}
+		s.env.Check()
+	})
+}
+
+// The first collector cannot reach the record of the run, nor the lease, when it has resolved the locks. Another
+// one leads, and divides the tables otherwise. When the first one reaches the record again, it begins no
+// phase: its parts have the numbers of other rows.
+func TestReplacedLeaderBeginsNoPhase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared(t, 32)
+		resolved := func(c txntest.Call) bool {
+			r, ok := c.Request.(*btpb.CheckAndMutateRowRequest)
+			return ok && c.Row == "gc" && string(r.TrueMutations[0].GetSetCell().GetColumnQualifier()) == "safe-point"
+		}
+		var once sync.Once
+		var apart, leads, together atomic.Bool
+		first := s.collect(t, gc.Config{}, func(k *sharer, p gc.Progress) {
+			if p.Phase != gc.PhaseLocks {
+				return
+			}
+			once.Do(func() {
+				k.faults.On("lease", func(c txntest.Call) bool { return c.Row == "lock/gc" }, txntest.DropRequest, 0)
+				k.faults.On("record", func(c txntest.Call) bool {
+					was := apart.Load()
+					apart.Store(was || resolved(c))
+					return was && !together.Load() && c.Row == "gc"
+				}, txntest.DropRequest, 0)
+			})
+		})
+		first.faults.On("tablets", func(c txntest.Call) bool { return c.Method == "SampleRowKeys" }, txntest.DropRequest, 0)
+		advance(time.Second)
+		second := s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {})
+		second.faults.On("collects", func(c txntest.Call) bool {
+			leads.Store(leads.Load() || c.Method == "SampleRowKeys")
+			together.Store(together.Load() || leads.Load() && c.Table == "a" && c.Method == "ReadRows")
+			return false
+		}, txntest.DropRequest, 0).Optional()
+		if o := <-second.ended; o.err != nil || !second.report.Finished {
+			t.Errorf("the second collector: %v, %+v", o.err, second.report)
+		}
+		if o := <-first.ended; !errors.As(o.err, new(*gc.BusyError)) || !together.Load() {
+			t.Errorf("the first collector, which has reached the record again (%v): %v", together.Load(), o.err)
+		}
+		for _, g := range garbage(t, s.env.Client, s.rows, second.report.SafePoint) {
+			t.Errorf("left: %s", g)
 		}
 		s.env.Check()
 	})

@@ -726,17 +726,18 @@ func (r *run) adopt() {
 	r.setStreams(r.state.Rate)
 }
 
-// enter begins a phase, as the leader.
+// enter begins a phase, as the leader. A collector that was replaced begins none: its parts would
+// have the numbers of parts that others work on, with other rows.
 func (r *run) enter(ctx context.Context, phase recordpb.GarbageRun_Phase, parts []*recordpb.GarbageRun_Part) error {
 	now, err := r.client.Clock.Timestamp(ctx)
 	if err != nil {
 		return err
 	}
 	return r.update(ctx, func(g *recordpb.GarbageRun) error {
-		if !r.same(g) {
+		if !r.same(g) || g.Owner != r.owner {
 			return &BusyError{Holder: g.Owner, Lost: true}
 		}
-		g.Phase, g.Parts, g.Divided, g.UpdatedTs, g.Owner = phase, parts, parts != nil, int64(now), r.owner
+		g.Phase, g.Parts, g.Divided, g.UpdatedTs = phase, parts, parts != nil, int64(now)
 		if !r.report.Helped { // otherwise the operator's limit is that of the dead collector
 			g.Rate = r.cfg.Rate
 		}
