@@ -84,7 +84,7 @@ func newFixture(ctx context.Context, t testing.TB, opts ...grpc.ServerOption) (f
 // what fill leaves. The start timestamps of its transactions are in $FORWARD,
 // $DEAD and so on. Every script ends with the consistency check.
 func runScripts(t *testing.T, dir string, fill func(*fixture, context.Context) error, cmds map[string]func(*testscript.TestScript, bool, []string)) {
-	testscript.Run(t, testscript.Params{
+	clitest.Run(t, testscript.Params{
 		Files:               clitest.Scripts(t, dir),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {

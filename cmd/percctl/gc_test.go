@@ -57,7 +57,7 @@ func (f *fixture) environment() []string {
 // TestGC runs the scripts of testdata/gc, each against an emulator of its own.
 func TestGC(t *testing.T) {
 	t.Parallel()
-	testscript.Run(t, testscript.Params{
+	clitest.Run(t, testscript.Params{
 		Files:               clitest.Scripts(t, "testdata/gc"),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {

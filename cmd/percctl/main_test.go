@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
+	clitest.Run(t, testscript.Params{
 		Files:               clitest.Scripts(t, "testdata/script"),
 		RequireExplicitExec: true,
 		Setup: func(env *testscript.Env) error {

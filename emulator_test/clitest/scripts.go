@@ -4,9 +4,11 @@ package clitest
 
 import (
 	"errors"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -31,6 +33,30 @@ func Scripts(t *testing.T, dir string) []string {
 		chosen = append(chosen, all[i])
 	}
 	return chosen
+}
+
+// Run runs scripts. Without -v it prints only the last part of what a script that fails printed:
+// that is where the failure is.
+func Run(t *testing.T, p testscript.Params) {
+	p.Deadline, _ = t.Deadline()
+	testscript.RunT(runner{t}, p)
+}
+
+type runner struct{ *testing.T }
+
+func (r runner) Run(name string, f func(testscript.T)) {
+	r.T.Run(name, func(t *testing.T) { f(runner{t}) })
+}
+
+func (r runner) Verbose() bool { return testing.Verbose() }
+
+func (r runner) Log(args ...any) {
+	const most = 4000
+	text := fmt.Sprint(args...)
+	if cut := len(text) - most; cut > 0 && !testing.Verbose() {
+		text = fmt.Sprintf("(the first %d bytes are left out; -v prints all)%s", cut, strings.ToValidUTF8(text[cut:], ""))
+	}
+	r.T.Log(text)
 }
 
 // Exits CODE COMMAND… runs a command and checks its exit code.

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs the scripts in testdata/script.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
+	clitest.Run(t, testscript.Params{
 		Files:               clitest.Scripts(t, "testdata/script"),
 		RequireExplicitExec: true,
 		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"exits": clitest.Exits},
