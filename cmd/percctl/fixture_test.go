@@ -273,7 +273,7 @@ func (f *fixture) leave(ctx context.Context, name string, before txntest.Step, c
 	go func() { _, err := tx.Commit(ctx); committed <- err }()
 	<-rule.Fired()
 	if before == txntest.StepPrewrite {
-		if err := f.awaitLock(ctx, cells[1]); err != nil {
+		if err := errors.Join(f.awaitLock(ctx, cells[1]), f.awaitEntries(ctx, tx.StartTS(), len(cells))); err != nil {
 			return err
 		}
 	}
@@ -332,6 +332,21 @@ func (f *fixture) awaitLock(ctx context.Context, cell string) error {
 	for {
 		row, err := f.bt.Open(at.Table).ReadRow(ctx, at.Row)
 		if err != nil || len(row[format.LockFamily]) > 0 {
+			return err
+		}
+	}
+}
+
+// awaitEntries returns once the journal holds the entries of a transaction's cells. They are written
+// beside its prewrite: what a dead client has sent may arrive at any later time.
+func (f *fixture) awaitEntries(ctx context.Context, start tso.Timestamp, cells int) error {
+	for {
+		found := 0
+		err := f.bt.Open(format.DefaultMetadataTable).ReadRows(ctx, bigtable.PrefixRange("journal/"), func(bigtable.Row) bool {
+			found++
+			return true
+		}, bigtable.RowFilter(bigtable.TimestampRangeFilterMicros(start.Cell(), start.Cell()+1000)))
+		if err != nil || found == cells {
 			return err
 		}
 	}
