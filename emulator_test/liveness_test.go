@@ -79,9 +79,10 @@ func TestHungTokenRenewal(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{})
 		mustSet(t, a, "1", "warm") // writes the token
 		synctest.Wait()
-		faults.On("renewal", step(txntest.StepToken), txntest.Hold, 1)
-		advance(6 * time.Second)
+		renewal := faults.On("renewal", step(txntest.StepToken), txntest.Hold, 1)
 		owner := holdCommit(t, a, faults)
+		advance(6 * time.Second)
+		<-renewal.Fired()
 		owner.wantAlive(env)
 	})
 }
@@ -95,8 +96,8 @@ func TestHungSearchForStaleTokens(t *testing.T) {
 			return ok && c.Table == format.DefaultMetadataTable && len(r.GetRows().GetRowKeys()) == 0
 		}, txntest.Hold, 1)
 		mustSet(t, a, "1", "warm") // writes the token
-		advance(6 * time.Second)
 		owner := holdCommit(t, a, faults)
+		advance(6 * time.Second)
 		owner.wantAlive(env)
 	})
 }
@@ -392,4 +393,44 @@ func TestIdleClient(t *testing.T) {
 			t.Error(o.err)
 		}
 	})
+}
+
+// A client writes its token as often as its transactions need it: three times in TokenTTL if it
+// always commits, and at most twice for a commit now and then. Before the fix it was three times in TokenTTL
+// until TokenTTL after the last commit. If the client dies after a commit began, its token soon goes stale.
+func TestTokenWrites(t *testing.T) {
+	const ttl = 5 * time.Second
+	for _, tt := range []struct {
+		every   time.Duration // between commits
+		minutes int
+		most    int // writes a minute
+	}{
+		{time.Second, 1, 37},
+		{2 * time.Second, 2, 31},
+		{5 * time.Second, 3, 25},   // before the fix: 36
+		{10 * time.Second, 10, 13}, // before the fix: 24
+	} {
+		t.Run(tt.every.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: ttl})
+				mustSet(t, c, "1", "bob") // writes the token
+				advance(time.Minute)
+				faults.Reset()
+				for began := time.Now(); time.Since(began) < time.Duration(tt.minutes)*time.Minute; advance(tt.every) {
+					mustSet(t, c, "1", "bob")
+					synctest.Wait()
+					workers, err := admin.Workers(t.Context(), env.Client)
+					if err != nil || len(workers) != 1 {
+						t.Fatalf("workers: %+v, %v", workers, err)
+					}
+					if left := time.Until(workers[0].ExpiresTS.Time()); left < 2*ttl/3 || left > ttl+time.Millisecond {
+						t.Errorf("after %v the token of a client that commits lasts for %v, want at most %v", time.Since(began), left, ttl)
+					}
+				}
+				if n := faults.Count()[txntest.StepToken]; n > tt.minutes*tt.most || n < tt.minutes {
+					t.Errorf("%d writes of the token in %d minutes, want at most %d", n, tt.minutes, tt.minutes*tt.most)
+				}
+			})
+		})
+	}
 }

@@ -60,7 +60,6 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	defer c.client.admission.Release()
 	c.client.resolver.Token.Begin(ctx)
-	defer c.client.resolver.Token.End()
 	c.settles, c.settledBy = c.client.resolver.Claims.Begin(c.startTS, len(c.rows))
 	defer func() {
 		switch {

@@ -43,8 +43,8 @@ type Config struct {
 	LockTTL time.Duration
 
 	// TokenTTL is how long this client's worker token stays fresh without renewal.
-	// The client renews it three times as often, and every 30 seconds while it is idle. If the token of a lock's owner is
-	// stale, other clients may roll the lock back at once.
+	// During a transaction the client renews it three times as often, and every 30 seconds while it is
+	// idle. If the token of a lock's owner is stale, other clients may roll the lock back at once.
 	// Defaults to 5 seconds. Negative: the client writes no token. Then other clients
 	// learn only from LockTTL that it is dead, and it holds no garbage collection back.
 	TokenTTL time.Duration

@@ -48,8 +48,8 @@ const idleRenewal = 30 * time.Second
 // live until their ttl ends.
 //
 // A client is idle if it has no open transaction and no commit under way, and if the last commit
-// ended at least Config.TokenTTL ago. It has no locks that a token could keep alive or give up early, so its token
-// is written seldom, and lasts long.
+// began at least a third of Config.TokenTTL ago. It has no locks that a token could keep alive or
+// give up early, so its token is written seldom, and lasts long.
 type Token struct {
 	resolver *Resolver
 	Name     string // empty when Config.TokenTTL is negative
@@ -64,9 +64,11 @@ type Token struct {
 	retryAt  time.Time // no first write before this time, because one failed
 	stop     context.CancelFunc
 	stopped  chan struct{} // closed when renew has ended
-	used     time.Time     // when the last one ended
-	renewed  time.Time     // when the token was written last
-	long     bool          // that token is an idle client's
+	used     time.Time     // when the last commit began
+	renewed  time.Time     // when the last write of the token began
+	failed   bool          // that write
+	long     bool          // the token is an idle client's
+	holds    bool          // the token contains a hold that is older than Config.TokenTTL
 	wake     chan struct{} // the client is not idle any more
 	// expiries holds the oracle times at which other clients' tokens become stale, by
 	// token, as this client last read them.
@@ -87,8 +89,9 @@ func newToken(r *Resolver) *Token {
 // Begin says that a commit begins. It writes the token before the client's first prewrite.
 func (t *Token) Begin(ctx context.Context) {
 	t.mu.Lock()
-	if t.long {
-		t.long = false
+	t.used = time.Now()
+	if t.running && (t.long || time.Since(t.renewed) > t.resolver.Config.TokenTTL/3) {
+		t.long, t.renewed = false, t.used
 		select {
 		case t.wake <- struct{}{}:
 		default:
@@ -96,14 +99,6 @@ func (t *Token) Begin(ctx context.Context) {
 	}
 	t.mu.Unlock()
 	t.Ensure(ctx)
-}
-
-// End says that a commit has ended. It may have left locks.
-func (t *Token) End() {
-	now := time.Now()
-	t.mu.Lock()
-	t.used = now
-	t.mu.Unlock()
 }
 
 // Ensure writes the token if that has not been done yet, and keeps it fresh until Close. A failure does not keep the client from committing: its locks still have their
@@ -173,7 +168,7 @@ func (t *Token) idle() bool {
 	open := t.resolver.Holds.Any()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !open && time.Since(t.used) >= t.resolver.Config.TokenTTL
+	return !open && time.Since(t.used) >= t.resolver.Config.TokenTTL/3
 }
 
 // write writes the token, with the oldest hold of this moment. It goes stale
@@ -195,7 +190,7 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	t.mu.Lock()
 	started, observers := t.started, t.observers
 	t.mu.Unlock()
-	oldest, _ := t.resolver.Holds.oldest()
+	oldest, since := t.resolver.Holds.oldest()
 	m := bigtable.NewMutation()
 	m.Set(store.DeployFamily, TokenQualifier, 0, format.Marshal(&recordpb.WorkerToken{
 		FormatVersion:      format.Version,
@@ -210,10 +205,10 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 	}))
 	began := time.Now()
 	err := t.apply(ctx, m, oldest)
-	if err == nil {
-		t.mu.Lock()
-		t.renewed, t.long = began, idle
-		t.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.renewed, t.failed = began, err != nil; !t.failed {
+		t.long, t.holds = idle, oldest != 0 && time.Since(since) > t.resolver.Config.TokenTTL
 	}
 	return err
 }
@@ -240,8 +235,8 @@ func (t *Token) apply(ctx context.Context, token *bigtable.Mutation, held tso.Ti
 	return err
 }
 
-// renew writes the token three times in Config.TokenTTL, or every idleRenewal while the client
-// is idle, until ctx ends.
+// renew writes the token three times in Config.TokenTTL while a transaction is open, or every
+// idleRenewal while the client is idle, until ctx ends.
 func (t *Token) renew(ctx context.Context) {
 	defer close(t.stopped)
 	t.removeDeadTokens(ctx, t.started)
@@ -252,10 +247,11 @@ func (t *Token) renew(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if t.idle() && !t.due() {
+			if !t.due() {
 				continue
 			}
 		case <-t.wake:
+			tick.Reset(t.resolver.Config.TokenTTL / 3)
 		}
 		err := t.renewOnce(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -264,11 +260,19 @@ func (t *Token) renew(ctx context.Context) {
 	}
 }
 
-// due reports whether an idle client has to write its token.
+// due reports whether to write the token, at each third of Config.TokenTTL. Without an open
+// transaction every second time is left out: the next commit writes the token if it begins later
+// (Begin). Otherwise a client that commits now and then would write it more often than it commits.
+// A hold that has ended goes out of the token soon.
 func (t *Token) due() bool {
+	open := t.resolver.Holds.Any()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.long || time.Since(t.renewed) >= idleRenewal
+	lasts := t.resolver.Config.TokenTTL / 2
+	if t.long {
+		lasts = idleRenewal
+	}
+	return open || t.failed || t.holds || time.Since(t.renewed) >= lasts
 }
 
 // renewOnce ends early enough for the next try. Otherwise one request that hangs could make

@@ -120,7 +120,7 @@ func steadyHours(r *run) {
 			own.Requests += n.Requests - before[k].Requests
 		}
 	}
-	// At most: a token every 1.7 s, the safe point and a note of changes every 10 s, schemas of two
+	// At most: two tokens for each of 12 commits, the safe point and a note of changes every 10 s, schemas of two
 	// tables every minute.
 	r.atMost("requests of a client beside its transactions", float64(own.Requests)/lasted.Minutes()/float64(r.Clients), 50, "1/min", "each commits %.0f times", r.Rate/100*60/float64(r.Clients))
 	// Workers count each other.
