@@ -25,10 +25,14 @@ const (
 	// A row has a number, and the columns that the bits of the number choose: so many of each
 	// family. More than 16 of them may be deleted in a row (txn.CellsPerRow).
 	columnsOfF, columnsOfG = 28, 4
-	columnExpiry           = 2 * time.Second // of family x
 )
 
-var columnTables = []string{"columns", "more"}
+var (
+	columnTables   = []string{"columns", "more"}
+	columnFamilies = []string{"f", "g", "x", "y", "z"}
+	// columnExpiry is how long values of a family last. The other families have no expiry.
+	columnExpiry = map[string]time.Duration{"x": time.Second, "y": 4 * time.Second}
+)
 
 // A columnRow is what the number of a row says about its other cells.
 type columnRow struct {
@@ -53,8 +57,11 @@ func (r columnRow) cells(at tso.Timestamp) (all []txn.Column) {
 			all = append(all, txn.Column{Family: "g", Qualifier: fmt.Sprintf("c%02d", i)})
 		}
 	}
-	if r.ts == 0 || r.ts+tso.Timestamp(columnExpiry.Microseconds()) > at {
-		all = append(all, txn.Column{Family: "x", Qualifier: "v"})
+	for _, family := range []string{"x", "y", "z"} {
+		expiry, expires := columnExpiry[family]
+		if r.ts == 0 || !expires || r.ts+tso.Timestamp(expiry.Microseconds()) > at {
+			all = append(all, txn.Column{Family: family, Qualifier: "v"}, txn.Column{Family: family, Qualifier: "w"})
+		}
 	}
 	return all
 }
@@ -70,7 +77,7 @@ type columnRead struct {
 // drawRead draws a selection of columns, with or without values, of all or the first cells.
 func (w *Worker) drawRead() (r columnRead) {
 	qualifier := func() string { return fmt.Sprintf("c%02d", w.Rand.IntN(columnsOfF+1)) }
-	x := txn.Column{Family: "x", Qualifier: "v"}
+	last := txn.Column{Family: columnFamilies[2+w.Rand.IntN(3)], Qualifier: "w"}
 	families := func(names ...string) {
 		r.options = append(r.options, txn.Families(names...))
 		r.contains = func(c txn.Column) bool { return slices.Contains(names, c.Family) }
@@ -81,21 +88,26 @@ func (w *Worker) drawRead() (r columnRead) {
 	case 1:
 		families("f")
 	case 2:
-		families("g", "x")
+		chosen := slices.Clone(columnFamilies[1:])
+		w.Rand.Shuffle(len(chosen), func(i, j int) { chosen[i], chosen[j] = chosen[j], chosen[i] })
+		families(chosen[:1+w.Rand.IntN(len(chosen))]...)
 	case 3, 4:
 		start, end, also := qualifier(), qualifier(), w.Rand.IntN(2) == 0
 		if start >= end {
 			end = ""
 		}
 		r.options = append(r.options, txn.Qualifiers("f", start, end))
-		if also {
-			r.options = append(r.options, txn.Columns(x))
+		switch {
+		case also && w.Rand.IntN(2) == 0:
+			r.options = append(r.options, txn.Qualifiers(last.Family, last.Qualifier, ""))
+		case also:
+			r.options = append(r.options, txn.Columns(last))
 		}
 		r.contains = func(c txn.Column) bool {
-			return c.Family == "f" && c.Qualifier >= start && (end == "" || c.Qualifier < end) || also && c == x
+			return c.Family == "f" && c.Qualifier >= start && (end == "" || c.Qualifier < end) || also && c == last
 		}
 	default:
-		some := []txn.Column{x, {Family: "f", Qualifier: qualifier()}, {Family: "g", Qualifier: "c01"}, {Family: "f", Qualifier: "n"}}[:1+w.Rand.IntN(4)]
+		some := []txn.Column{last, {Family: "f", Qualifier: qualifier()}, {Family: "g", Qualifier: "c01"}, {Family: "f", Qualifier: "n"}}[:1+w.Rand.IntN(4)]
 		r.options = append(r.options, txn.Columns(some...))
 		r.contains = func(c txn.Column) bool { return slices.Contains(some, c) }
 	}
@@ -124,7 +136,7 @@ func (r columnRead) want(row columnRow, at tso.Timestamp) (text []string) {
 }
 
 func columnText(row bigtable.Row) (text []string) {
-	for _, family := range []string{"f", "g", "x"} {
+	for _, family := range columnFamilies {
 		for _, item := range row[family] {
 			text = append(text, item.Column+"="+string(item.Value))
 		}
@@ -264,13 +276,15 @@ func Columns() *Workload {
 	}
 	return &Workload{
 		Name:   "columns",
-		Tables: []admin.TableSpec{{Name: columnTables[0], Families: []string{"f", "g", "x"}}, {Name: columnTables[1], Families: []string{"f", "g", "x"}}},
+		Tables: []admin.TableSpec{{Name: columnTables[0], Families: columnFamilies}, {Name: columnTables[1], Families: columnFamilies}},
 		Level:  history.SnapshotIsolation,
 		Cell:   cellOf("f", "n"),
 		Setup: func(ctx context.Context, w *Worker) error {
 			for _, table := range columnTables {
-				if err := admin.SetExpiry(ctx, w.Client, table, "x", columnExpiry); err != nil {
-					return err
+				for family, expiry := range columnExpiry {
+					if err := admin.SetExpiry(ctx, w.Client, table, family, expiry); err != nil {
+						return err
+					}
 				}
 			}
 			return nil
