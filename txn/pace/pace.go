@@ -1,8 +1,8 @@
 // Package pace keeps batch work from slowing down a service. A [Pacer] decides how many pieces of
 // the work run at a time. It needs no configuration. It measures how long a piece takes that runs
 // alone, and then adds more, until pieces take about twice as long: the service, or its network,
-// has no more to give, and requests of other clients wait, too. Then it takes half of them away.
-// So the work slows down other requests by a bounded factor.
+// has no more to give, and requests of other clients wait, too. Then it takes a quarter of them
+// away. So the work slows down other requests by a bounded factor.
 //
 //	p := pace.New(16)
 //	for _, part := range parts {
@@ -11,14 +11,15 @@
 //		})
 //	}
 //
-// Jobs, bulk loads and tables that leave use it. [Pacer.Begin] is for pieces of which only a part is
-// requests.
+// Jobs, bulk loads, tables that leave and garbage collections use it. [Pacer.Begin] is for pieces of
+// which only a part is requests.
 package pace
 
 import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"time"
 )
@@ -27,6 +28,9 @@ const (
 	// A Pacer adds pieces while they take less than quick times what they take alone, and
 	// takes pieces away when they take more than slow times that.
 	quick, slow = 1.5, 2
+	// less is what it leaves of them then. Half of them would leave servers idle, because average
+	// varies, the more so the more servers there are.
+	less = 3.0 / 4
 	// alone is how many pieces run one after the other before there are more.
 	alone = 4
 	// newest is the weight of the newest piece in averages.
@@ -48,12 +52,12 @@ type Pacer struct {
 	average float64                          // of the pieces' time/base
 	counted int                              // pieces since the limit became 1
 	changed time.Time                        // when the limit was last made smaller
-	ended   chan struct{}                    // closed when a piece ends
+	waiting []chan struct{}                  // for a turn, in order; closed when it is there
 }
 
 // New returns a Pacer for at most so many pieces at a time.
 func New(most int) *Pacer {
-	return &Pacer{most: float64(max(most, 1)), limit: 1, doubles: true, average: 1, ended: make(chan struct{})}
+	return &Pacer{most: float64(max(most, 1)), limit: 1, doubles: true, average: 1}
 }
 
 // Do waits until a piece may run, and runs it: f sends the requests, and nothing else takes it
@@ -68,30 +72,43 @@ func (p *Pacer) Do(ctx context.Context, size int, f func() error) error {
 	return f()
 }
 
-// Begin waits until a piece may run. Each Turn needs an End.
+// Begin waits until a piece may run. The pieces run in the order of Begin, so parts of the work that
+// are on different servers take turns. Each Turn needs an End.
 func (p *Pacer) Begin(ctx context.Context) (Turn, error) {
-	for ctx.Err() == nil {
-		ended := p.begin()
-		if ended == nil {
-			return Turn{p, time.Now()}, nil
-		}
-		select {
-		case <-ended:
-		case <-ctx.Done():
-		}
+	ended := func() error {
+		return fmt.Errorf("pace: waiting for other pieces of the work: %w", ctx.Err())
 	}
-	return Turn{}, fmt.Errorf("pace: waiting for other pieces of the work: %w", ctx.Err())
-}
-
-// begin counts a piece as running, or returns a channel that is closed when another one has ended.
-func (p *Pacer) begin() <-chan struct{} {
+	if ctx.Err() != nil {
+		return Turn{}, ended()
+	}
+	mine := make(chan struct{})
+	p.mu.Lock()
+	p.waiting = append(p.waiting, mine)
+	p.admit()
+	p.mu.Unlock()
+	select {
+	case <-mine:
+		return Turn{p, time.Now()}, nil
+	case <-ctx.Done():
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.running >= int(p.limit) {
-		return p.ended
+	if i := slices.Index(p.waiting, mine); i >= 0 {
+		p.waiting = slices.Delete(p.waiting, i, i+1)
+	} else {
+		p.running-- // its turn has come meanwhile
+		p.admit()
 	}
-	p.running++
-	return nil
+	return Turn{}, ended()
+}
+
+// admit lets as many pieces run as the limit allows.
+func (p *Pacer) admit() {
+	for p.running < int(p.limit) && len(p.waiting) > 0 {
+		close(p.waiting[0])
+		p.waiting = p.waiting[1:]
+		p.running++
+	}
 }
 
 // A Turn is a piece of the work that may run.
@@ -111,8 +128,7 @@ func (t Turn) End(size int, took time.Duration) {
 	if took > 0 && !t.began.Before(p.changed) { // the smaller limit could not help an earlier one yet
 		p.note(&p.base[bits.Len(uint(max(size, 0)))], took)
 	}
-	close(p.ended)
-	p.ended = make(chan struct{})
+	p.admit()
 }
 
 // note changes the limit after a piece.
@@ -131,7 +147,7 @@ func (p *Pacer) note(base *time.Duration, took time.Duration) {
 	}
 	switch {
 	case p.average > slow && p.limit >= 2:
-		p.limit, p.doubles = max(p.limit/2, 1), false
+		p.limit, p.doubles = max(p.limit*less, 1), false
 		p.average, p.counted, p.changed = quick, 0, time.Now()
 	case p.average < quick && p.counted >= alone:
 		if p.doubles {

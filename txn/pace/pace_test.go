@@ -149,3 +149,46 @@ func TestDo(t *testing.T) {
 		}
 	}
 }
+
+// TestOrder: pieces run in the order of Begin. One whose context ends gives up its place.
+func TestOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pace.New(1)
+		turn, err := p.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		order := make(chan int, 20)
+		for i := range 20 {
+			go func() {
+				waits := t.Context()
+				if i%5 == 3 {
+					waits = ctx
+				}
+				turn, err := p.Begin(waits)
+				if err != nil {
+					if i%5 != 3 || !errors.Is(err, context.Canceled) {
+						t.Errorf("piece %d: %v", i, err)
+					}
+					return
+				}
+				order <- i
+				turn.End(1, time.Millisecond)
+			}()
+			synctest.Wait()
+		}
+		cancel()
+		synctest.Wait()
+		turn.End(1, time.Millisecond)
+		synctest.Wait()
+		for i := range 20 {
+			if i%5 == 3 {
+				continue
+			}
+			if got := <-order; got != i {
+				t.Errorf("piece %d ran, want %d", got, i)
+			}
+		}
+	})
+}
