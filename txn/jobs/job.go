@@ -284,11 +284,13 @@ type run struct {
 
 // part handles the rest of a part.
 func (r *run) part(ctx context.Context, part int, rows Range) error {
+	next := rows.Start
 	for {
-		before, after, err := r.batch(ctx, part, rows)
+		before, after, err := r.batch(ctx, part, Range{next, rows.End})
 		if err != nil {
 			return fmt.Errorf("jobs: job %q, part %d: %w", r.job.Name, part, err)
 		}
+		next = string(after.Next)
 		r.note(part, after)
 		if r.limit != nil {
 			if err := r.limit.WaitN(ctx, int(after.Rows-before.Rows)); err != nil {
@@ -314,7 +316,8 @@ func (r *run) note(part int, p position) {
 	}
 }
 
-// batch handles the next rows of a part in a transaction.
+// batch handles the next rows of a part in a transaction. rows is the rest of the part, unless
+// another process has handled some of it.
 func (r *run) batch(ctx context.Context, part int, rows Range) (before, after position, err error) {
 	key, family := r.job.partKey(part), r.job.Family
 	n := r.job.BatchRows
@@ -336,7 +339,13 @@ func (r *run) batch(ctx context.Context, part int, rows Range) (before, after po
 		limit := n
 		n = max(1, n/2) // for the next attempt
 		cells := tx.Table(r.job.Progress)
+		var batch []bigtable.Row
+		var more bool
+		var failed error
+		var reading sync.WaitGroup
+		reading.Go(func() { batch, more, failed = r.read(ctx, tx, rows, limit) })
 		stored, ok, err := cells.Get(ctx, key, family, "position")
+		reading.Wait()
 		if err == nil && !ok {
 			err = errors.New("its progress was removed")
 		}
@@ -348,9 +357,12 @@ func (r *run) batch(ctx context.Context, part int, rows Range) (before, after po
 			return err
 		}
 		after = before
-		batch, more, err := r.read(ctx, tx, Range{string(before.Next), rows.End}, limit)
-		if err != nil {
-			return err
+		if string(before.Next) != rows.Start {
+			rows.Start = string(before.Next)
+			batch, more, failed = r.read(ctx, tx, rows, limit)
+		}
+		if failed != nil {
+			return failed
 		}
 		if after.Rows, after.Done = before.Rows+int64(len(batch)), !more; more {
 			after.Next = []byte(batch[len(batch)-1].Key() + "\x00")
