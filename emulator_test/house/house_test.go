@@ -70,7 +70,7 @@ var mayImport = []struct {
 	{"txn/many", []string{"tso", "txn", "txn/format"}},
 	{"txn/idempotency", []string{"tso", "txn"}},
 	{"txn/index", []string{"tso", "txn", "txn/format", "txn/jobs", "txn/page", "txn/changes"}},
-	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/"}},
+	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/pace"}},
 	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes", "txn/gc", "txn/pace"}},
 	{"txn/admin/bulkprewrite", []string{"tso", "txn", "txn/format", "txn/internal/"}},
 	{"txn/admin/words", []string{"tso"}},

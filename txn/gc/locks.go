@@ -17,6 +17,9 @@ import (
 // maxLiveLocks limits the locks that a BlockedError names.
 const maxLiveLocks = 100
 
+// lockSize is the size of a lock for the pacer: a read and a write.
+const lockSize = 2
+
 // A lockResolver resolves the locks at or below the safe point of a run: every one, of every
 // kind and in every table, before anything is removed. The records and marks of their primaries,
 // which decide their outcome, are among the garbage. After the fence no new lock can appear there, so
@@ -153,10 +156,12 @@ func (l *lockResolver) resolve(ctx context.Context, lock *format.Lock, now tso.T
 	r := l.run
 	var s recovery.Outcome
 	err = r.retry(ctx, func() error {
-		if s, err = r.client.FindOutcome(ctx, lock, now, false, recovery.WaitNever); err != nil || !s.Final() {
-			return err
-		}
-		return r.client.ResolveCell(ctx, lock, s)
+		return r.pacer.Do(ctx, lockSize, func() error {
+			if s, err = r.client.FindOutcome(ctx, lock, now, false, recovery.WaitNever); err != nil || !s.Final() {
+				return err
+			}
+			return r.client.ResolveCell(ctx, lock, s)
+		})
 	})
 	if err != nil {
 		return false, err

@@ -27,12 +27,16 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
+	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 const (
 	// pageRows limits the rows of a page. A run holds a page of each stream in memory, and a
 	// continued run may have to repeat them. store.MaxPageBytes limits its bytes.
 	pageRows = 1024
+	// pieceRows is how many rows a request changes at most: other clients wait while a node works on
+	// it.
+	pieceRows = 100
 	// maxStreams is how many parts of a table a run reads at a time.
 	maxStreams = 16
 	// rowsPerStream is how many rows a second one stream certainly reads. A lower Config.Rate
@@ -46,6 +50,7 @@ type run struct {
 	cfg     Config
 	owner   string
 	limiter *rate.Limiter
+	pacer   *pace.Pacer // of writes
 	measure metrics
 	page    int // rows of a page
 	streams int // parts of a table that are read at a time
@@ -71,7 +76,7 @@ func newRun(c *recovery.Resolver, cfg Config) (*run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gc: metrics: %w", err)
 	}
-	r := &run{measure: measure, client: c, cfg: cfg, owner: newOwner(), counts: map[string]*Counts{}, state: &recordpb.GarbageRun{}}
+	r := &run{measure: measure, client: c, cfg: cfg, owner: newOwner(), pacer: pace.New(c.Store.Config.Parallelism), counts: map[string]*Counts{}, state: &recordpb.GarbageRun{}}
 	r.setStreams(cfg.Rate)
 	r.report = &Report{HeldBy: []Hold{}, Tables: []Counts{}}
 	r.locks = &lockResolver{run: r}
@@ -577,9 +582,12 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 			changed := false
 			for _, part := range g.conditional() {
 				var matched bool
-				err := r.retry(ctx, func() (err error) {
-					matched, err = t.CheckAndMutate(ctx, key, part.unless, nil, part.mut)
-					return err
+				err := r.retry(ctx, func() error {
+					return r.pacer.Do(ctx, 1, func() error {
+						var err error
+						matched, err = t.CheckAndMutate(ctx, key, part.unless, nil, part.mut)
+						return err
+					})
 				})
 				if err != nil {
 					return Counts{}, err
@@ -602,12 +610,21 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 	return Counts{RowsSkipped: 1}, nil
 }
 
-// applyAll sends unconditional mutations until all are applied.
+// applyAll sends unconditional mutations until all are applied, as fast as the service takes them
+// without becoming slow for its other clients.
 func (r *run) applyAll(ctx context.Context, t *store.Table, muts []store.RowMutation) error {
-	return r.retry(ctx, func() (err error) {
-		muts, err = t.Apply(ctx, muts)
-		return err
-	})
+	for some := range slices.Chunk(muts, pieceRows) {
+		err := r.retry(ctx, func() error {
+			return r.pacer.Do(ctx, len(some), func() (err error) {
+				some, err = t.Apply(ctx, some)
+				return err
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // retry calls f until it succeeds, fails with a permanent error, or ctx ends. f must
