@@ -252,9 +252,6 @@ func (c *commit) addRowCommit(m *bigtable.Mutation, row *store.RowWrites, commit
 // commitSecondaries commits the other rows. The transaction is committed whatever happens
 // here: the next reader rolls a remaining lock forward.
 func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) {
-	if len(c.rows) == 1 {
-		return
-	}
 	byTable := map[*store.Table][]store.RowMutation{}
 	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
 	for _, row := range c.rows[1:] {

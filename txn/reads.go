@@ -270,7 +270,7 @@ func (r *reads) cachePrefetched(ctx context.Context, t *store.Table, key string,
 			continue
 		}
 		n++
-		r.bytes += len(item.Value) + len(c.Family) + len(c.Qualifier)
+		r.bytes += len(item.Value)
 		row.cells = append(row.cells, cachedCell{column: c, value: bytes.Clone(item.Value), present: present})
 	}
 	r.prefetched.Add(n)

@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -122,11 +123,7 @@ func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
 	if err != nil {
 		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
 	}
-	for _, items := range raw {
-		for _, it := range items {
-			s.bytes += len(it.Value) + len(it.Column)
-		}
-	}
+	s.bytes += store.RowBytes(raw)
 	s.page = append(s.page, pageRow{key: raw.Key(), raw: raw, row: e})
 	return nil
 }
@@ -160,27 +157,21 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	passed := recovery.Ignored{}
 	for {
 		var locks []*format.Lock
-		var blocked map[string]*pageRow
+		var blocked []*pageRow
 		for i := range page {
 			if r := &page[i]; len(r.row.Locks) > 0 {
-				if blocked == nil {
-					blocked = map[string]*pageRow{}
-				}
 				locks = append(locks, r.row.Locks...)
-				blocked[r.key] = r
+				blocked = append(blocked, r)
 			}
 		}
 		if len(locks) == 0 {
 			// Rows whose locks the read ignores may have others below them.
 			for i := range page {
 				if r := &page[i]; !r.allLocks && recovery.MayHideLocks(s.table, r.raw) {
-					if blocked == nil {
-						blocked = map[string]*pageRow{}
-					}
-					blocked[r.key] = r
+					blocked = append(blocked, r)
 				}
 			}
-			if blocked == nil {
+			if len(blocked) == 0 {
 				break
 			}
 		}
@@ -215,41 +206,26 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 }
 
 // readAgain reads the blocked rows again.
-func (s *scan) readAgain(ctx context.Context, blocked map[string]*pageRow, passed recovery.Ignored) error {
-	set := store.RowSet{Keys: make([]string, 0, len(blocked))}
+func (s *scan) readAgain(ctx context.Context, blocked []*pageRow, passed recovery.Ignored) error {
+	set, byKey := store.RowSet{Keys: make([]string, 0, len(blocked))}, make(map[string]*pageRow, len(blocked))
 	f, all := s.table.VisibleAt(s.sel, s.view.ts), s.table.Schema.Bulk()
 	if all {
 		f = s.sel.WithAllLocks(f, s.view.ts)
 	}
-	for key, r := range blocked {
-		set.Keys = append(set.Keys, key)
+	for _, r := range blocked {
+		set.Keys, byKey[r.key] = append(set.Keys, r.key), r
 		// A row that is gone now has nothing visible.
-		*r = pageRow{key: key, allLocks: all}
+		*r = pageRow{key: r.key, allLocks: all}
 	}
 	slices.Sort(set.Keys)
 	var failed error
-	filter := bigtable.RowFilter(f)
-	for !set.Empty() {
-		request, last := set.Request(false).(bigtable.RowList), ""
-		err := s.table.ReadRows(ctx, request, func(raw bigtable.Row) bool {
-			last = raw.Key()
-			r := blocked[last]
-			r.raw = raw
-			r.row, failed = recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.ts, passed)
-			return failed == nil
-		}, filter)
-		switch {
-		case failed != nil:
-			return failed
-		case last != "" && store.CutShort(ctx, err):
-			set = set.AfterKey(last, false)
-		case err != nil:
-			return err
-		default:
-			set = set.AfterRequest(request, false)
-		}
-	}
-	return nil
+	err := s.table.ReadKeys(ctx, set, func(raw bigtable.Row) bool {
+		r := byKey[raw.Key()]
+		r.raw = raw
+		r.row, failed = recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.ts, passed)
+		return failed == nil
+	}, bigtable.RowFilter(f))
+	return cmp.Or(failed, err)
 }
 
 // yieldOwnBefore yields the rows that only the transaction itself has written and that come

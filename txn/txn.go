@@ -330,10 +330,10 @@ func (t *Txn) takeStartAndRead(ctx context.Context) error {
 // if the client has to read the cell, because it is not the first thing that the transaction does: it
 // would not be the primary.
 func (t *Txn) takeFirst(cell Cell) (value []byte, present, known bool) {
-	if t.first == nil || t.checkReadable() != nil {
-		return nil, false, false
+	if t.first != nil && t.checkReadable() == nil {
+		value, present, known = t.first.take(cell, &t.buffer)
 	}
-	return t.first.take(cell, &t.buffer)
+	return value, present, known
 }
 
 // takeStart gives the transaction its start timestamp: one that was asked for ahead, if it is

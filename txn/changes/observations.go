@@ -74,28 +74,15 @@ func eachObservation(ctx context.Context, c *recovery.Resolver, name string, rs 
 // locks, newest records, and acknowledgments.
 func readObserved(ctx context.Context, c *recovery.Resolver, t *store.Table, s *store.Schema, page []bigtable.Row, asOf tso.Timestamp) (map[string]bigtable.Row, error) {
 	rows := map[string]bigtable.Row{}
-	set := store.RowSet{Keys: []string{}}
+	var set store.RowSet
 	for _, raw := range page {
 		set.Keys = append(set.Keys, raw.Key())
 	}
-	f := bigtable.RowFilter(observedState(s, asOf))
-	for !set.Empty() {
-		request, last := set.Request(false), ""
-		err := t.ReadRows(ctx, request, func(raw bigtable.Row) bool {
-			last = raw.Key()
-			rows[last] = raw
-			return true
-		}, f)
-		switch {
-		case last != "" && store.CutShort(ctx, err):
-			set = set.AfterKey(last, false)
-		case err != nil:
-			return nil, err
-		default:
-			set = set.AfterRequest(request, false)
-		}
-	}
-	return rows, nil
+	err := t.ReadKeys(ctx, set, func(raw bigtable.Row) bool {
+		rows[raw.Key()] = raw
+		return true
+	}, bigtable.RowFilter(observedState(s, asOf)))
+	return rows, err
 }
 
 // observedState matches the state of the observed columns and their

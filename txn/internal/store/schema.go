@@ -299,11 +299,11 @@ func (src *SchemaSource) verify(ctx context.Context, s *Schema, shared bool) err
 		predicate, onMatch, onMiss = ExactColumn(DeployFamily, FamiliesQualifier), nil, m
 	}
 	matched, err := st.Metadata.CheckAndMutate(ctx, FamiliesRowPrefix+src.table.Name, Interleave(predicate), onMatch, onMiss)
-	switch {
-	case err != nil:
+	if err != nil {
 		// The next reload reads what is stored. If that is unchanged, it checks again.
 		st.Log.DebugContext(ctx, "storing the families of a table failed", "table", src.table.Name, "error", err)
-	case matched == (s.check != ""):
+	}
+	if matched == (s.check != "") { // stored, or a first result, which may be
 		s.check = next
 	}
 	return nil

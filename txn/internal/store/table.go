@@ -142,6 +142,29 @@ func (t *Table) tryReadRows(ctx context.Context, rows bigtable.RowSet, fn func(b
 	return t.tryStreamRows(ctx, rows, func(raw bigtable.Row) (bool, time.Duration) { return fn(raw), 0 }, opts)
 }
 
+// ReadKeys is ReadRows of a sorted set of keys, which may need several requests. It continues after
+// an answer that was cut short.
+func (t *Table) ReadKeys(ctx context.Context, set RowSet, fn func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
+	for !set.Empty() {
+		request, last, goOn := set.Request(false), "", true
+		err := t.ReadRows(ctx, request, func(raw bigtable.Row) bool {
+			last, goOn = raw.Key(), fn(raw)
+			return goOn
+		}, opts...)
+		switch {
+		case !goOn:
+			return nil
+		case last != "" && CutShort(ctx, err):
+			set = set.AfterKey(last, false)
+		case err != nil:
+			return err
+		default:
+			set = set.AfterRequest(request, false)
+		}
+	}
+	return nil
+}
+
 // ReadListed reads all rows of a set of keys, in as few requests as Bigtable's limits allow. It does
 // not wait for other reads: its caller holds locks.
 func (t *Table) ReadListed(ctx context.Context, set RowSet, f bigtable.Filter, fn func(bigtable.Row) bool) error {
