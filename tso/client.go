@@ -228,7 +228,6 @@ func (c *Client) Stats() ClientStats {
 
 // work sends batches, one after the other, until ctx ends.
 func (c *Client) work(ctx context.Context) {
-	defer c.requests.hangUp()
 	var expected int64 // callers of the batch before
 	for {
 		select {

@@ -252,7 +252,7 @@ func (r *reserver) diagnose(ctx context.Context, err error) error {
 
 // steppedBack is the error for a row below a timestamp that this process received.
 func (r *reserver) steppedBack(v Timestamp) error {
-	r.seen, r.known = false, false
+	r.seen = false
 	return r.row.CorruptValue(int64(v), fmt.Sprintf("is below %d, which was handed out already", r.high))
 }
 

@@ -314,15 +314,71 @@ func TestHintsUnknownToServer(t *testing.T) {
 	})
 }
 
-// withoutHints is a server of an earlier release. It calls asked when it gets hints.
+// withoutHints is a server that refuses hints with a code. It calls asked when it gets some.
 type withoutHints struct {
 	tsopb.UnimplementedOracleServer
+	code  codes.Code
 	asked func(*tsopb.PublishHintsRequest)
 }
 
 func (s withoutHints) PublishHints(_ context.Context, req *tsopb.PublishHintsRequest) (*tsopb.PublishHintsResponse, error) {
 	s.asked(req)
-	return nil, status.Error(codes.Unimplemented, "unknown method PublishHints")
+	return nil, status.Error(s.code, "refused")
+}
+
+// TestRefusedHints: the client does not repeat hints that the server finds invalid, and sends the
+// next ones.
+func TestRefusedHints(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		c := tsotest.NewCluster(e)
+		client := c.Client(tso.ClientConfig{}, "a")
+		var asked atomic.Int32
+		c.ServeAs("a", withoutHints{code: codes.InvalidArgument, asked: func(*tsopb.PublishHintsRequest) { asked.Add(1) }})
+		for i := range 2 {
+			client.PublishHints(hints("x", i+1)...)
+			tsotest.Advance(time.Second)
+		}
+		if s := client.Stats(); asked.Load() != 2 || s.HintsDropped != 3 || s.HintsSent != 0 {
+			t.Errorf("%d requests, %+v", asked.Load(), s)
+		}
+	})
+}
+
+// endingServer ends each subscription after a time.
+type endingServer struct {
+	tsopb.UnimplementedOracleServer
+	after      time.Duration
+	subscribed atomic.Int32
+}
+
+func (s *endingServer) SubscribeHints(_ *tsopb.SubscribeHintsRequest, stream grpc.ServerStreamingServer[tsopb.SubscribeHintsResponse]) error {
+	s.subscribed.Add(1)
+	_ = stream.Send(&tsopb.SubscribeHintsResponse{})
+	select {
+	case <-time.After(s.after):
+	case <-stream.Context().Done():
+	}
+	return nil
+}
+
+// TestSubscriptionsThatEnd: the client waits longer and longer before it subscribes again, up to two
+// seconds, unless a subscription lasted a second.
+func TestSubscriptionsThatEnd(t *testing.T) {
+	for _, tt := range []struct {
+		after       time.Duration
+		least, most int32 // subscriptions in 100 seconds
+	}{{0, 50, 150}, {time.Second, 95, 100}} {
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			c := tsotest.NewCluster(e)
+			s := &endingServer{after: tt.after}
+			c.ServeAs("a", s)
+			subscribe(t, c.Client(tso.ClientConfig{}, "a"), "x")
+			tsotest.Advance(100 * time.Second)
+			if n := s.subscribed.Load(); n < tt.least || n > tt.most {
+				t.Errorf("%d subscriptions that lasted %v, want %d to %d", n, tt.after, tt.least, tt.most)
+			}
+		})
+	}
 }
 
 // TestHintsDroppedWithOldServer: the client drops hints at once if one server does not know
@@ -332,7 +388,7 @@ func TestHintsDroppedWithOldServer(t *testing.T) {
 		c := tsotest.NewCluster(e)
 		client := c.Client(tso.ClientConfig{}, "down", "old")
 		var sizes []int
-		c.ServeAs("old", withoutHints{asked: func(req *tsopb.PublishHintsRequest) {
+		c.ServeAs("old", withoutHints{code: codes.Unimplemented, asked: func(req *tsopb.PublishHintsRequest) {
 			sizes = append(sizes, len(req.Hints))
 			client.PublishHints(tso.Hint{Topic: "x", Key: "meanwhile"})
 		}})

@@ -1,7 +1,10 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -115,6 +118,36 @@ func TestServedClockBackAndForward(t *testing.T) {
 		}
 		if l := c.Status("a"); l.Terms != 1 {
 			t.Errorf("%d terms", l.Terms)
+		}
+	})
+}
+
+// TestClockOfBigtableUnreadable: a server that cannot read Bigtable's clock does not lead, and says
+// nothing about its own clock.
+func TestClockOfBigtableUnreadable(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		tsotest.Advance(time.Hour) // the row lags by more than MaxStep
+		var stamped, refused atomic.Int32
+		c.E.On(func(_ context.Context, m string, call func() (any, error)) (any, error) {
+			switch {
+			case m == tsotest.MutateRow:
+				stamped.Add(1)
+			case m == tsotest.ReadRows && stamped.Load() == refused.Load()+1 && refused.Load() < 3:
+				refused.Add(1)
+				return nil, status.Error(codes.PermissionDenied, "injected")
+			}
+			return call()
+		})
+		var log bytes.Buffer
+		c.Start("a", server.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		h := tsotest.NewHistory(t)
+		h.Ask(t.Context(), c.Client(tso.ClientConfig{}, "a"))
+		c.E.On(nil)
+		if refused.Load() != 3 || stamped.Load() != 4 || h.Highest() < tsotest.Now()-tso.Timestamp(time.Second.Microseconds()) {
+			t.Errorf("%d stamps, %d refused reads, then %d at %d", stamped.Load(), refused.Load(), h.Highest(), tsotest.Now())
+		}
+		if l := c.Status("a"); l.Terms != 1 || strings.Contains(log.String(), "differs") {
+			t.Errorf("%d terms; log:\n%s", l.Terms, &log)
 		}
 	})
 }
