@@ -14,6 +14,7 @@ import (
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -333,7 +334,7 @@ func TestBulkPrewriteThenRefused(t *testing.T) {
 				})...)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				if _, err := beginSet(t, c, "new", rows...).Commit(ctx); err == nil || errors.Is(err, txn.ErrUndetermined) || !refused.Load() {
+				if _, err := beginSet(t, c, "new", rows...).Commit(ctx); status.Code(err) != codes.PermissionDenied || errors.Is(err, txn.ErrUndetermined) || !refused.Load() {
 					t.Errorf("commit: %v; refused: %t", err, refused.Load())
 				}
 				synctest.Wait()

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
@@ -232,6 +234,28 @@ func TestCollectorsShareNotes(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A collector that Bigtable refuses a request ends with this error, and another one does its part.
+func TestRefusedCollectorOfASharedRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShared(t, 32)
+		first := s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {})
+		advance(time.Second)
+		c := s.env.NewClient(txn.Config{TokenTTL: -1}, append(refuse(func(c txntest.Call) bool { return c.Table == "a" }), s.cluster.Client("refused")...)...)
+		r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention})
+		for errors.As(err, new(*gc.BusyError)) {
+			advance(time.Second)
+			r, err = gc.Run(t.Context(), c, gc.Config{Retention: retention})
+		}
+		if status.Code(err) != codes.PermissionDenied || !r.Helped {
+			t.Errorf("%v, %+v", err, r)
+		}
+		if o := <-first.ended; o.err != nil || first.report.Total.Versions != 32 {
+			t.Errorf("%v, %+v", o.err, first.report)
+		}
+		s.env.Check()
+	})
 }
 
 // Four collectors take at most a third of the time of one, in a table that has enough tablets.

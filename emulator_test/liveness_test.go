@@ -307,6 +307,35 @@ func TestCloseWaitsForTheRenewal(t *testing.T) {
 	})
 }
 
+// Close waits for the first write of the token, which no commit waits for any more, and
+// removes the token. Nothing writes it again.
+func TestCloseWaitsForTheFirstToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: time.Minute})
+		first := faults.OnStep(txntest.StepToken, txntest.Hold)
+		ctx, cancel := context.WithCancel(t.Context())
+		commit := commitInBackground(ctx, beginSet(t, c, "1", "bob"))
+		<-first.Fired()
+		cancel()
+		if o := <-commit; !errors.Is(o.err, context.Canceled) {
+			t.Errorf("commit: %v", o.err)
+		}
+		closed := inBackground(func() error { return c.Close(t.Context()) })
+		synctest.Wait()
+		first.Release()
+		if o := <-closed; o.err != nil {
+			t.Error(o.err)
+		}
+		advance(time.Hour)
+		if n := faults.Count()[txntest.StepToken]; n != 2 {
+			t.Errorf("%d requests for the token, want its write and its removal", n)
+		}
+		if workers, err := admin.Workers(t.Context(), env.Client); err != nil || len(workers) > 0 {
+			t.Errorf("left: %v, %v", workers, err)
+		}
+	})
+}
+
 // A client removes the tokens of clients that died long ago, all of them, and its own when it
 // closes.
 func TestTokensAreRemoved(t *testing.T) {

@@ -313,6 +313,29 @@ func TestPrefetchOfLargeValues(t *testing.T) {
 	})
 }
 
+// A transaction caches a mebibyte of prefetched values, and no more.
+func TestPrefetchCacheIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 400 << 10
+		s := newPrefetchScene(t, txn.Config{PrefetchBytes: 1 << 20})
+		for i := range 4 {
+			putColumns(t, s.env.Client, fmt.Sprintf("row%d", i), strings.Repeat("x", size), "b")
+			synctest.Wait()
+		}
+		s.faults.Reset()
+		tx := begin(t, s.c, txn.Named(page))
+		defer tx.Rollback()
+		for i, want := range []int{1, 1, 2, 2} {
+			row := fmt.Sprintf("row%d", i)
+			s.get(&tx.Table("a").View, row, "a")
+			if got := s.get(&tx.Table("a").View, row, "b"); len(got) != size {
+				t.Errorf("%s: %d bytes", row, len(got))
+			}
+			s.reads(want)
+		}
+	})
+}
+
 // If Bigtable refuses a read because of the prefetched columns, the client reads again
 // without them.
 func TestPrefetchRefused(t *testing.T) {

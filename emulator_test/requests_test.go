@@ -3,6 +3,7 @@ package emulator_test
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,8 +18,8 @@ import (
 )
 
 // TestRequestsOfOperations counts the requests of every operation of a new client, and says what it
-// returned. testdata/requests.txt lists them. A mistake in what a client remembers, or asks twice,
-// changes no result, and shows here.
+// returned, and what the client's Stats count. testdata/requests.txt lists them. A mistake in what a
+// client remembers, asks twice or counts changes no result, and shows here.
 func TestRequestsOfOperations(t *testing.T) {
 	all := damagedOperations()
 	delete(all, "write collection") // its reads of the safe point come at any time
@@ -43,6 +44,7 @@ func TestRequestsOfOperations(t *testing.T) {
 				mu.Unlock()
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 				defer cancel()
+				before := statsOf(c)
 				result := outcomeOf(all[name](ctx, c))
 				synctest.Wait() // what it does in the background
 				mu.Lock()
@@ -52,10 +54,28 @@ func TestRequestsOfOperations(t *testing.T) {
 					list = append(list, fmt.Sprintf("%d %s", requests[r], r))
 				}
 				requests = nil
+				after := statsOf(c)
+				for _, k := range slices.Sorted(maps.Keys(after)) {
+					if n := after[k] - before[k]; n != 0 && k != "background_bytes" {
+						list = append(list, fmt.Sprintf("%s=%d", k, n))
+					}
+				}
 				return result + ": " + strings.Join(list, ", ")
 			}
 			fmt.Fprintf(&out, "%s\n\tfirst: %s\n\tagain: %s\n", name, count(), count())
 		})
 	}
 	compareWith(t, "testdata/requests.txt", out.String())
+}
+
+// statsOf returns the counters of a client by their names.
+func statsOf(c *txn.Client) (all map[string]int64) {
+	b, err := json.Marshal(c.Stats())
+	if err == nil {
+		err = json.Unmarshal(b, &all)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return all
 }

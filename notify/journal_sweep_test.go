@@ -121,9 +121,16 @@ func TestSweepPassesUnreadablePiece(t *testing.T) {
 			ranges := r.GetRows().GetRowRanges()
 			return len(ranges) == 0 || len(ranges[0].GetStartKeyClosed()) == 0
 		}, txntest.DropRequest, 0)
-		startElsewhere(t, env, notify.Config{Finder: &notify.Scanner{MaxInterval: 20 * time.Minute}}, faults)
+		scanner := &notify.Scanner{MaxInterval: 20 * time.Minute}
+		startElsewhere(t, env, notify.Config{Finder: scanner}, faults)
 		pass(26 * time.Hour)
 		wantLeft(t, env.Client, 2, 0)
+		if all, err := changes.SweepPositions(t.Context(), env.Client, nil, "docs"); err != nil || len(all) != 1 || all[0].Row != "z" || !all[0].Missed {
+			t.Errorf("%+v: %v", all, err)
+		}
+		if got, want := scanner.Stats(), (notify.ScannerStats{Sweeps: 2, Pieces: 3, Notifications: 1}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
 	})
 }
 

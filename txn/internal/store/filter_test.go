@@ -77,8 +77,8 @@ func TestReadFilters(t *testing.T) {
 	at := func(ts tso.Timestamp) bigtable.Timestamp { return (filterBase + ts).Cell() }
 	for _, c := range []format.Column{{Family: "f", Qualifier: "q"}, {Family: "f", Qualifier: "r"}, {Family: "g", Qualifier: "q"}} {
 		for _, ts := range []tso.Timestamp{1, 3, 7} {
-			m.Set(c.Family, c.Qualifier, at(ts), nil)
-			m.Set(format.WriteFamily, c.Key(), at(ts+1), nil)
+			m.Set(c.Family, c.Qualifier, at(ts), []byte("value"))
+			m.Set(format.WriteFamily, c.Key(), at(ts+1), []byte("record"))
 		}
 	}
 	m.Set(format.LockFamily, "f:q", at(5), nil)
@@ -106,8 +106,11 @@ func TestReadFilters(t *testing.T) {
 		{"qualifiers", Selection{Ranges: []QualifierRange{{"f", "p", "r"}}}, nil, [][]string{q}},
 		{"from a qualifier on", Selection{Ranges: []QualifierRange{{"f", "q\x00", ""}}}, nil, [][]string{r}},
 		{"keys", Selection{KeysOnly: true}, []string{"f", "g"}, [][]string{q, r, g, {"f:old@1000"}}},
+		{"keys of many columns", Selection{KeysOnly: true, Columns: append(manyColumns("f", 200), format.Column{Family: "f", Qualifier: "q"})}, nil, [][]string{q, r, {"f:old@1000"}, {"_write:g:q@4"}}},
+		{"keys of a column", Selection{KeysOnly: true, Columns: []format.Column{{Family: "f", Qualifier: "q"}}}, nil, [][]string{q}},
 		{"everything", Selection{}, nil, [][]string{q, r, g, {"f:old@1000", "_mark:f:q@2", "_ack:f:q/o@1"}}},
 		{"everything by name", Selection{}, []string{"f", "g"}, [][]string{q, r, g, {"f:old@1000"}}},
+		{"more than fits, of two families", Selection{Columns: slices.Concat(manyColumns("f", 100), manyColumns("g", 100), manyColumns("f", 1))}, nil, [][]string{q, r, g, {"f:old@1000"}}},
 		{"more than fits", Selection{Columns: append(manyColumns("f", 200), format.Column{Family: "f", Qualifier: "q"})}, nil, [][]string{q, r, {"f:old@1000"}, {"_write:g:q@4"}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -117,6 +120,16 @@ func TestReadFilters(t *testing.T) {
 			}
 			if diff := cmp.Diff(slices.Sorted(slices.Values(slices.Concat(tt.want...))), cells(row)); diff != "" {
 				t.Error(diff)
+			}
+			for _, it := range slices.Concat(row["f"], row["g"]) {
+				if it.Timestamp >= format.PlainBefore && (len(it.Value) == 0) != tt.sel.KeysOnly {
+					t.Errorf("%s has the value %q", it.Column, it.Value)
+				}
+			}
+			for _, it := range row[format.WriteFamily] {
+				if string(it.Value) != "record" {
+					t.Errorf("%s has the record %q", it.Column, it.Value)
+				}
 			}
 		})
 	}
