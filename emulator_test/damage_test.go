@@ -158,8 +158,12 @@ func TestDamagedRecords(t *testing.T) {
 			}
 			for _, name := range names {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+				began := time.Now()
 				result, err := all[name](ctx, c)
 				cancel()
+				if d := time.Since(began); d > 3*time.Minute { // a collection waits for two
+					t.Errorf("%s, damaged %s: %v after %v", name, damaged, err, d)
+				}
 				synctest.Wait()
 				if name == "write Sweep" || name == "write Pending" {
 					result = nil // it depends on the locks that a read resolved before it failed

@@ -300,6 +300,8 @@ func TestOperationsRefusedAtEveryRequest(t *testing.T) {
 					switch {
 					case !got.fired:
 						t.Errorf("%s, %v: it was not sent", request, code)
+					case got.took > time.Minute:
+						t.Errorf("%s, %v: %v after %v", request, code, got.err, got.took)
 					case got.err == nil && code == codes.PermissionDenied && needed:
 						t.Errorf("%s was refused, and no error was returned", request)
 					case got.err == nil && (fmt.Sprint(got.result) != fmt.Sprint(undisturbed.result) || got.after != undisturbed.after):
@@ -328,6 +330,7 @@ type ran struct {
 	before, after string // the visible rows
 	requests      map[string]bool
 	fired         bool
+	took          time.Duration
 }
 
 // runRefused runs an operation whose request fails with the code.
@@ -400,7 +403,9 @@ func runRefused(t *testing.T, op operation, request string, code codes.Code) (r 
 	mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
+	began := time.Now()
 	r.result, r.err = op.call(ctx, c)
+	r.took = time.Since(began)
 	mu.Lock()
 	armed = armed && request != "" && !r.fired
 	mu.Unlock()

@@ -490,6 +490,10 @@ func leaveReadBatch(t *testing.T, leavesFirst bool) {
 		t.Error(o.err)
 	}
 	if !leavesFirst {
+		synctest.Wait()
+		if got := f.requests(); got[len(got)-1] != 2 {
+			t.Errorf("requests of %v rows: the shared one has ended while a caller waits", got)
+		}
 		leave()
 	}
 	later := make(chan error, 1)

@@ -653,7 +653,7 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 		return false, err
 	}
 	SetSchemaVersion(record)
-	if old != nil && proto.Equal(before, record) {
+	if proto.Equal(before, record) { // no record has no version
 		return true, nil
 	}
 	m := bigtable.NewMutation()
