@@ -56,11 +56,9 @@ func number(s string) uint64 {
 	return binary.BigEndian.Uint64(b[:])
 }
 
-// cutTable cuts a table at keys, into at most as many pieces as most.
+// cutTable cuts a table at keys, which are in order, into at most as many pieces as most.
 func cutTable(table string, keys []string, most int) []piece {
 	keys = slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return k == "" })
-	slices.Sort(keys)
-	keys = slices.Compact(keys)
 	var cuts []piece
 	start := ""
 	for i := 1; i < most; i++ {

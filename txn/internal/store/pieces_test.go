@@ -150,6 +150,14 @@ func TestPiecesOfOneScan(t *testing.T) {
 	}
 }
 
+// Listed keys are not cut, also where scans of ranges were slow.
+func TestKeysAreNotCut(t *testing.T) {
+	p, keys := &Pieces{}, RowSet{Keys: []string{"a", "b"}}
+	if piece, later := p.next(&tablets{slow: true, startLevel: 3}, keys, false); len(piece.Keys) != 2 || !later.Empty() || *p != (Pieces{}) {
+		t.Errorf("%v, then %v; %+v", piece, later, *p)
+	}
+}
+
 // TestMiddle: the key in the middle is between both, if there is one.
 func TestMiddle(t *testing.T) {
 	half := "\x7f\xff\xff\xff\xff\xff\xff\xff"

@@ -49,7 +49,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return c, cmp.Or(
+	err := cmp.Or(
 		defaults.Positive("Config.RPCTimeout", &c.RPCTimeout, 20*time.Second),
 		defaults.Positive("Config.BackgroundTimeout", &c.BackgroundTimeout, time.Minute),
 		defaults.Positive("Config.SchemaMaxAge", &c.SchemaMaxAge, time.Minute),
@@ -58,6 +58,7 @@ func (c Config) withDefaults() (Config, error) {
 		defaults.Positive("Config.Parallelism", &c.Parallelism, 64),
 		defaults.Positive("Config.BackgroundBytes", &c.BackgroundBytes, 64<<20),
 	)
+	return c, err
 }
 
 // A Store makes a client's requests to Bigtable, and holds what they depend on.

@@ -1,0 +1,42 @@
+package notify
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn"
+)
+
+func TestConfigDefaults(t *testing.T) {
+	want := Config{
+		LockTTL: 30 * time.Second, Timeout: 5 * time.Minute, DrainTimeout: 30 * time.Second, Backoff: txn.Backoff{Min: time.Second, Max: 10 * time.Minute},
+		Concurrency: 16, Queue: 1024, MaxAttempts: 10, ConflictAttempts: 8, MaxHops: 1000,
+	}
+	set := Config{
+		LockTTL: 1, Timeout: 2, DrainTimeout: 3, Backoff: txn.Backoff{Min: 4, Max: 5}, Concurrency: 6, Queue: 7, MaxAttempts: 8, ConflictAttempts: 9, MaxHops: -1,
+	}
+	for _, tt := range []struct{ cfg, want Config }{{Config{}, want}, {set, set}} {
+		got, err := tt.cfg.withDefaults()
+		if got.Logger == nil || got.Finder == nil {
+			t.Errorf("logger %v, finder %v", got.Logger, got.Finder)
+		}
+		got.Logger, got.Finder = nil, nil
+		if !reflect.DeepEqual(got, tt.want) || err != nil {
+			t.Errorf("%+v: %v, want %+v", got, err, tt.want)
+		}
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	for field, cfg := range map[string]Config{
+		"LockTTL": {LockTTL: -1}, "Timeout": {Timeout: -1}, "DrainTimeout": {DrainTimeout: -1}, "Backoff.Min": {Backoff: txn.Backoff{Min: -1}}, "Backoff.Max": {Backoff: txn.Backoff{Max: -1}},
+		"Concurrency": {Concurrency: -1}, "Queue": {Queue: -1}, "MaxAttempts": {MaxAttempts: -1}, "ConflictAttempts": {ConflictAttempts: -1},
+	} {
+		if _, err := cfg.withDefaults(); !errors.Is(err, txn.ErrInvalid) || !strings.Contains(err.Error(), "Config."+field+" is -") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
