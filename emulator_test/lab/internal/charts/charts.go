@@ -3,6 +3,7 @@ package charts
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"image/color"
 	"math"
@@ -49,7 +50,8 @@ type Chart struct {
 	File, Title, X, Y string
 	Groups            []string // names on the X axis
 	Series            []Series
-	Goals             []float64 // one for each group, drawn across its bars; NaN: no goal
+	Goals             []float64 // one for each group, drawn across it; NaN: no goal
+	Goal              string    // in the legend
 	Decimals          int
 	LogY              bool
 	Loose             bool    // points without lines between them
@@ -207,6 +209,7 @@ func (c Chart) goalLines(p *plot.Plot, top *float64) (all []plot.Plotter) {
 		if math.IsNaN(goal) {
 			continue
 		}
+		goal = c.at(goal)
 		*top = max(*top, goal)
 		line, err := plotter.NewLine(plotter.XYs{{X: float64(k) - .42, Y: goal}, {X: float64(k) + .42, Y: goal}})
 		if err != nil {
@@ -214,22 +217,24 @@ func (c Chart) goalLines(p *plot.Plot, top *float64) (all []plot.Plotter) {
 		}
 		line.Color, line.Width, line.Dashes = GoalColour, vg.Points(1.4), []vg.Length{vg.Points(4), vg.Points(2)}
 		if len(all) == 0 {
-			p.Legend.Add("goal", line)
+			p.Legend.Add(cmp.Or(c.Goal, "goal"), line)
 		}
 		all = append(all, line)
 	}
 	return all
 }
 
+// at is the height of a value.
+func (c Chart) at(v float64) float64 {
+	if c.LogY {
+		return math.Log10(max(v, 1e-3))
+	}
+	return v
+}
+
 // Lines draws lines over the groups, which are evenly spaced.
 func (c Chart) Lines() (*plot.Plot, error) {
 	p := c.new()
-	at := func(v float64) float64 {
-		if c.LogY {
-			return math.Log10(max(v, 1e-3))
-		}
-		return v
-	}
 	low, high := math.Inf(1), math.Inf(-1)
 	shapes := []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}}
 	for i, s := range c.Series {
@@ -239,7 +244,7 @@ func (c Chart) Lines() (*plot.Plot, error) {
 			if math.IsNaN(v) {
 				continue
 			}
-			at := plotter.XY{X: float64(k), Y: at(v)}
+			at := plotter.XY{X: float64(k), Y: c.at(v)}
 			points = append(points, at)
 			low, high = min(low, at.Y), max(high, at.Y)
 			if k < len(s.Labels) {
@@ -270,6 +275,7 @@ func (c Chart) Lines() (*plot.Plot, error) {
 		marked.Offset = vg.Point{Y: vg.Points(7)}
 		p.Add(marked)
 	}
+	p.Add(c.goalLines(p, &high)...)
 	p.NominalX(c.Groups...)
 	p.X.Min, p.X.Max = -0.4, float64(len(c.Groups))-0.6
 	if c.LogY {

@@ -133,8 +133,18 @@ func (s *stored) table() string {
 
 // plots are the plots of points, without the lines.
 var plots = []charts.Chart{
-	{File: "growth-oracle", Title: "Commits of busy processes, by kind of oracle", X: "processes with 4 goroutines each", Y: "p50 of a commit in ms", LogY: true},
+	{File: "growth-oracle", Title: "Commits of busy processes, by kind of oracle", X: "processes with 4 goroutines each", Y: "p50 of a commit in ms", LogY: true, Goal: "goal, served"},
 	{File: "growth-hot", Title: "Transactions that all write the same cells", X: "processes with 4 goroutines each", Y: "commits per second"},
+}
+
+// goal returns the goal of a row; NaN: there is no such row.
+func (s *stored) goal(row string) float64 {
+	for _, r := range s.Rows {
+		if r.Row == row {
+			return r.Goal
+		}
+	}
+	return math.NaN()
 }
 
 // draw draws the lines of a plot.
@@ -173,6 +183,11 @@ func (s *stored) draw(c charts.Chart, dir string) error {
 	}
 	for _, x := range at {
 		c.Groups = append(c.Groups, cli.Fixed(x, 0))
+		c.Goals = append(c.Goals, s.goal(fmt.Sprintf("busy processes: p50 of %.0f processes, served oracle", x)))
+	}
+	if c.File == "growth-hot" { // of the best
+		c.Goals = slices.Repeat([]float64{math.NaN()}, len(at))
+		c.Goals[len(at)-1] = slices.Max(c.Series[0].Values) * s.goal("hot keys: rate with most processes, of the best")
 	}
 	p, err := c.Lines()
 	if err != nil {
