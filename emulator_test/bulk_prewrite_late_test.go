@@ -6,11 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"cloud.google.com/go/bigtable"
-
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -110,11 +107,7 @@ func TestDuplicateBulkPrewriteAfterANewSchemaRecord(t *testing.T) {
 		advance(3 * time.Hour)
 		runGC(t, env.Client, gc.Config{Retention: time.Hour})
 		bulk.Release()
-		m := bigtable.NewMutation()
-		m.DeleteRow()
-		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "schema/a", m); err != nil {
-			t.Fatal(err)
-		}
+		loseSchema(t, env)
 		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}})
 		again := env.NewClient(txn.Config{})
 		for _, row := range rows[1:] {

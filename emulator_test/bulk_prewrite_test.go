@@ -125,6 +125,10 @@ func TestBulkPrewriteRefusedBesideOldClient(t *testing.T) {
 		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); !errors.Is(err, txn.ErrFormatVersion) {
 			t.Errorf("beside a client of an older release: %v", err)
 		}
+		env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}, BulkPrewrite: true})
+		if err := bulkprewrite.Allow(t.Context(), env.Client, "b"); err != nil {
+			t.Errorf("in a table that allows them already: %v", err)
+		}
 		advance(2 * time.Minute)
 		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); err != nil {
 			t.Errorf("after its end: %v", err)

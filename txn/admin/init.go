@@ -71,7 +71,8 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	if err := families.Create(ctx, admin, metadataTable, []string{store.OracleFamily, store.DeployFamily}); err != nil {
 		return err
 	}
-	if err := families.Create(ctx, admin, spec.Name, append(slices.Clone(spec.Families), format.MetadataFamilies...)); err != nil {
+	var err error
+	if spec.BulkPrewrite, err = families.CreateAll(ctx, admin, spec.Name, spec.Families, spec.BulkPrewrite); err != nil {
 		return err
 	}
 	families, err := store.VerifyFamilies(ctx, admin, spec.Name, slog.New(slog.DiscardHandler))
@@ -104,7 +105,7 @@ func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) 
 		record.Journal = recordpb.Journal_JOURNAL_LATER
 	}
 	if spec.BulkPrewrite && record.FormatVersion == 0 {
-		record.BulkPrewriteFromTs, record.BulkPrewrite = 1, true // no client has the table open, so none has to be waited for
+		record.BulkPrewriteFromTs, record.BulkPrewrite = 1, true // see families.CreateAll
 	}
 	defer store.SetSchemaVersion(record)
 	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == format.AckFamily })

@@ -30,11 +30,15 @@ const (
 // data, so [IsMetadataFamily] does not count it.
 var MetadataFamilies = []string{LockFamily, WriteFamily, MarkFamily, NotifyFamily, AckFamily}
 
-// IsMetadataFamily reports whether family holds records and no values: it is one of
+// BulkFamily is empty. A table has it if transactions may prewrite its rows in bulk. So if the table's
+// schema record is lost, the next one says so again.
+const BulkFamily = "_bulk"
+
+// IsMetadataFamily reports whether family holds no values: it is [BulkFamily], or one of
 // [MetadataFamilies], but not [AckFamily].
 func IsMetadataFamily(family string) bool {
 	switch family {
-	case LockFamily, WriteFamily, MarkFamily, NotifyFamily:
+	case LockFamily, WriteFamily, MarkFamily, NotifyFamily, BulkFamily:
 		return true
 	}
 	return false

@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/families"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -27,11 +28,18 @@ import (
 // negative Config.TokenTTL, it cannot see.
 //
 // Allow takes two minutes: first it announces the property, so that clients of this release expect
-// such locks. After an error, call it again.
+// such locks. After an error, call it again. The client needs Config.Admin: Allow creates a family,
+// format.BulkFamily, which keeps the property if the schema record is lost.
 func Allow(ctx context.Context, client *txn.Client, table string) error {
 	c := access.ResolverOf(client)
+	if c.Store.Config.Admin == nil {
+		return fmt.Errorf("bulkprewrite: %w: set Config.Admin", format.ErrInvalid)
+	}
 	t, err := c.Table(ctx, table)
 	if err != nil {
+		return err
+	}
+	if err := t.Schema.Reload(ctx); err != nil || t.Schema.AllowsBulk(format.Never) {
 		return err
 	}
 	if err := checkTokens(ctx, c, table); err != nil {
@@ -58,6 +66,9 @@ func Allow(ctx context.Context, client *txn.Client, table string) error {
 	}
 	// A client of an older release may have come meanwhile.
 	if err := checkTokens(ctx, c, table); err != nil {
+		return err
+	}
+	if err := families.Create(ctx, c.Store.Config.Admin, table, []string{format.BulkFamily}); err != nil {
 		return err
 	}
 	err = replace(ctx, c, table, func(m *recordpb.TableSchema) error {

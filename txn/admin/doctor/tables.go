@@ -31,7 +31,7 @@ var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, 
 		case errors.Is(err, txn.ErrFormatVersion):
 			r.find(Error, table, err.Error(), "another version of the library wrote it", "use that version of percctl and of the library")
 		case errors.Is(err, txn.ErrCorrupt):
-			r.find(Error, table, err.Error(), "clients refuse the table", "percctl table init "+table+" does not overwrite it: delete row schema/"+table+" of the metadata table, then run it (with --bulk-prewrite, if the table had that)")
+			r.find(Error, table, err.Error(), "clients refuse the table", "percctl table init "+table+" does not overwrite it: delete row schema/"+table+" of the metadata table, then run it")
 		case err != nil:
 			return err
 		case described.BulkPrewrite:

@@ -93,6 +93,7 @@ type describedObserved struct {
 var roles = map[string]string{
 	format.LockFamily: "locks", format.WriteFamily: "write records", format.MarkFamily: "rollback and lock-only marks",
 	format.NotifyFamily: "notifications", format.AckFamily: "acknowledgments of observers",
+	format.BulkFamily: "nothing; it says that the table allows bulk prewrites",
 }
 
 func (o *describeOptions) run(ctx context.Context, s *session.Session) error {

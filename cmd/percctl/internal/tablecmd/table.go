@@ -55,8 +55,8 @@ metadata families (` + metadataFamilies + `), checks that no family has a
 garbage-collection policy, and records the schema. Cells that are in the table stay
 as they are and count as committed before every transaction. To run the command
 twice is harmless. --bulk-prewrite changes an existing table, too: that takes two
-minutes, and all clients must run this release. If you write the lost record of a
-table again that had it, add it at once. For a table that is in use, percctl table adopt checks more.`,
+minutes, and all clients must run this release. For a table that is in use,
+percctl table adopt checks more.`,
 		Example: `  percctl table init accounts --families bal,info --project my-project --instance my-instance`,
 		Args:    cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -89,7 +89,7 @@ func (o *initOptions) run(ctx context.Context) error {
 		if err := admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families, BulkPrewrite: o.bulk}); err != nil || !o.bulk {
 			return err
 		}
-		client, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: o.connect.MetadataTable, TokenTTL: -1})
+		client, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: o.connect.MetadataTable, TokenTTL: -1, Admin: adminClient})
 		if err != nil {
 			return err
 		}
