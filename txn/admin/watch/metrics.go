@@ -24,10 +24,11 @@ import (
 
 // Metrics are the metrics of clients, of a Prometheus or of the clients' own endpoints.
 type Metrics struct {
-	urls []string
-	busy sync.Mutex         // held while they are read
-	last map[string]reading // by URL
-	at   time.Time
+	urls    []string
+	timeout time.Duration      // of a read of all of them
+	busy    sync.Mutex         // held while they are read
+	last    map[string]reading // by URL
+	at      time.Time
 
 	mu  sync.Mutex
 	now map[string]float64
@@ -52,7 +53,7 @@ func NewMetrics(urls []string) (*Metrics, error) {
 	if len(urls) == 0 {
 		return nil, nil
 	}
-	return &Metrics{urls: urls}, nil
+	return &Metrics{urls: urls, timeout: metricsTimeout}, nil
 }
 
 const (
@@ -120,7 +121,7 @@ func (m *Metrics) Refresh(ctx context.Context) {
 // read reads all URLs at once. One that does not answer is left out: its counters are
 // compared again when it answers twice.
 func (m *Metrics) read(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
 	type answer struct {
 		before, now reading
