@@ -144,6 +144,46 @@ func TestAllowBulkPrewriteArrivesLate(t *testing.T) {
 	}
 }
 
+// A request of Allow is lost, doubled, or applied with an error. Allow, or another call of it, allows bulk
+// prewrites, and not before two minutes have passed.
+func TestAllowBulkPrewriteFaults(t *testing.T) {
+	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo} {
+		for k := range 2 {
+			t.Run(fmt.Sprintf("%v/%d", action, k+1), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					env := txntest.New(t, txntest.Embedded())
+					env.CreateTable("a", "f")
+					reader := env.NewClient(txn.Config{})
+					wantValue(t, takeSnapshot(t, reader), "warm", "")
+					faults := txntest.NewFaults(t)
+					n := 0
+					rule := faults.On("schema", func(c txntest.Call) bool {
+						if c.Row == "schema/a" && c.Method == "CheckAndMutateRow" {
+							n++
+							return n > k
+						}
+						return false
+					}, action, 1)
+					operator := env.NewClient(txn.Config{}, faults.DialOptions()...)
+					begun := time.Now()
+					err := bulkprewrite.Allow(t.Context(), operator, "a")
+					if fails := action == txntest.DropRequest || action == txntest.DropResponse; (err != nil) != fails {
+						t.Errorf("the first call: %v", err)
+					} else if fails {
+						err = bulkprewrite.Allow(t.Context(), operator, "a")
+					}
+					<-rule.Fired()
+					rule.Release()
+					if err != nil || !allowsBulk(t, env) || time.Since(begun) < 2*time.Minute {
+						t.Errorf("after %v: %v", time.Since(begun), err)
+					}
+					readsPastHiddenLock(t, env, nil, operator, reader)
+				})
+			})
+		}
+	}
+}
+
 // percctl table adopt of an older release continues an interrupted undo: it writes the record with the format
 // version that it knows, and keeps the fields that it does not know. Older clients use the table then.
 func TestBulkPrewriteInARecordOfAnOlderVersion(t *testing.T) {

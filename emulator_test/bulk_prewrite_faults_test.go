@@ -84,6 +84,8 @@ func TestBulkPrewriteFaults(t *testing.T) {
 		{"answer to the prewrite is lost", isBulkPrewrite, txntest.DropResponse, []int{5, 5}},
 		{"prewrite is doubled", isBulkPrewrite, txntest.Duplicate, []int{5}},
 		{"prewrite is applied in part", isBulkPrewrite, txntest.Partial, []int{5, 3}},
+		{"prewrite is late", isBulkPrewrite, txntest.Delay, []int{5, 5}},
+		{"prewrite arrives again", isBulkPrewrite, txntest.Echo, []int{5}},
 		{"verification is lost", verification, txntest.DropRequest, []int{5}},
 		{"answer to the verification is lost", verification, txntest.DropResponse, []int{5}},
 		{"answer to the verification is cut", verification, txntest.CutStream, []int{5}},
@@ -108,6 +110,7 @@ func TestBulkPrewriteFaults(t *testing.T) {
 					t.Fatal(err)
 				}
 				<-fails.Fired()
+				fails.Release()
 				if got := bulkSizes(faults); !slices.Equal(got, tt.sizes) {
 					t.Errorf("prewrites of %v rows, want %v", got, tt.sizes)
 				}

@@ -258,6 +258,48 @@ func TestRefusedCollectorOfASharedRun(t *testing.T) {
 	})
 }
 
+// Requests for the record of a run, and for the lease, are lost, doubled, late, or applied with an error, of
+// the collector that leads or of the other one.
+func TestRequestsOfASharedRun(t *testing.T) {
+	n := 0
+	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay} {
+		for of := range 2 {
+			if n++; testing.Short() && n%3 != 0 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%v/%d", action, of), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newShared(t, 32)
+					var all []*sharer
+					for range 2 {
+						all = append(all, s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {}))
+						advance(time.Second)
+					}
+					k := 0
+					rule := all[of].faults.On("record", func(c txntest.Call) bool {
+						if c.Step != txntest.StepSafePoint || c.Method != "CheckAndMutateRow" {
+							return false
+						}
+						k++
+						return k%3 == 0
+					}, action, 5)
+					for i, k := range all {
+						if o := <-k.ended; o.err != nil || !k.report.Finished {
+							t.Errorf("collector %d: %v, %+v", i, o.err, k.report)
+						}
+					}
+					<-rule.Fired()
+					rule.Release()
+					for _, g := range garbage(t, s.env.Client, s.rows, all[0].report.SafePoint) {
+						t.Errorf("left: %s", g)
+					}
+					s.env.Check()
+				})
+			})
+		}
+	}
+}
+
 // Four collectors take at most a third of the time of one, in a table that has enough tablets.
 func TestFourCollectorsAreFaster(t *testing.T) {
 	took := map[int]time.Duration{}
