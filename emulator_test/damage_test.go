@@ -232,6 +232,33 @@ func compareWith(t *testing.T, file, got string) {
 	}
 }
 
+// A client reports a safe point that is damaged while it runs at once: it does not wait for another one.
+func TestDamagedSafePoint(t *testing.T) {
+	for how, value := range damages {
+		synctest.Test(t, func(t *testing.T) {
+			env := newAcknowledged(t, txntest.WithoutCheck())
+			c := env.NewClient(txn.Config{TokenTTL: -1})
+			mustSet(t, c, "1", "ann")
+			m := bigtable.NewMutation()
+			m.Set("meta", "safe-point", 0, value)
+			if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "gc", m); err != nil {
+				t.Fatal(err)
+			}
+			advance(time.Hour)
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			s, err := c.Snapshot(ctx)
+			if err == nil {
+				_, _, err = s.Table("a").Get(ctx, "ann", "f", "q")
+			}
+			if got := outcomeOf(nil, err); !strings.HasPrefix(got, "reported") || time.Since(began) > time.Minute {
+				t.Errorf("%s: %v after %v", how, err, time.Since(began))
+			}
+		})
+	}
+}
+
 // outcomeOf is what an operation returned.
 func outcomeOf(result any, err error) string {
 	s := ""
