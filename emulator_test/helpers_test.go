@@ -17,7 +17,7 @@ import (
 // Faults can disturb.
 func newFaultyClient(t *testing.T, cfg txn.Config, opts ...grpc.DialOption) (*txntest.Env, *txn.Client, *txntest.Faults) {
 	t.Helper()
-	env := txntest.New(t, txntest.Embedded())
+	env := txntest.New(t, txntest.WithoutTransport())
 	env.CreateTable("a", "f")
 	faults := txntest.NewFaults(t)
 	return env, env.NewClient(cfg, append(faults.DialOptions(), opts...)...), faults

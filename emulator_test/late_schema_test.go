@@ -72,7 +72,7 @@ func observeSums(t *testing.T, c *txn.Client) (runs func() int, col txn.Column) 
 // for a minute, and removed its notifications.
 func TestLateSchemaAfterRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		a, hold := lateSchema(t, env)
 		runs, _ := observeSums(t, a)
 		advance(100 * time.Millisecond) // the observer is registered now
@@ -91,7 +91,7 @@ func TestLateSchemaAfterRegistration(t *testing.T) {
 // answer, and what it wrote after a Backfill was not observed.
 func TestLateSchemaAfterBackfill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		writer, hold := lateSchema(t, env)
 		runs, col := observeSums(t, env.NewClient(txn.Config{TokenTTL: time.Minute}))
 		advance(15 * time.Second)
@@ -114,7 +114,7 @@ func TestLateSchemaAfterBackfill(t *testing.T) {
 // family failed.
 func TestNewFamilyDuringRegistryRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		var armed atomic.Bool
 		var once sync.Once

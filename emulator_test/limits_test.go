@@ -109,7 +109,7 @@ func TestFilterSizes(t *testing.T) {
 	for _, long := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			seen := newSizes(t)
-			env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+			env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
 			env.CreateTable("a", "f")
 			counts := []int{1, 2, 3, 5, 8, 20, 60, 117, 118, 119, 150, 300, 500}
 			if long {
@@ -139,7 +139,7 @@ func TestFilterSizesOfRecovery(t *testing.T) {
 	for _, cols := range [][]txn.Column{columnNames(400, false), columnNames(30, true)} {
 		synctest.Test(t, func(t *testing.T) {
 			seen := newSizes(t)
-			env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+			env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
 			env.CreateTable("a", "f")
 			setColumns(t, env.Client, "many", cols)
 			// The primary is never written: marker-if-nothing-there.
@@ -210,7 +210,7 @@ func wantColumns(t *testing.T, s *txn.Snapshot, cols []txn.Column, value string)
 func TestPrewritesOfManyColumns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
-		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
 		env.CreateTable("a", "f")
 		setColumns(t, env.Client, "many", columnNames(300, false))
 		synctest.Wait()
@@ -227,7 +227,7 @@ func TestPrewritesOfManyColumns(t *testing.T) {
 func TestLargestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
-		env := txntest.New(t, txntest.Embedded(), txntest.WithDialOptions(seen.dialOptions()...))
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithDialOptions(seen.dialOptions()...))
 		env.CreateTable("a", "f")
 		mustSet(t, env.Client, "v", "r1", "r2", "r3")
 		synctest.Wait()
@@ -264,7 +264,7 @@ func wantKeys(t *testing.T, s *txn.Snapshot, rs bigtable.RowSet, want []string, 
 func TestLongListOfRanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
-		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
 		env.CreateTable("a", "f")
 		var ranges bigtable.RowRangeList
 		var keys bigtable.RowList

@@ -27,7 +27,7 @@ import (
 // cannot resolve. Operators see each of them, and the check does not end at one.
 func TestHostileLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
 		env.CreateTable("a", "f")
 		now, err := env.Client.Timestamp(t.Context())
 		if err != nil {
@@ -132,7 +132,7 @@ func TestEndlessLocks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env := txntest.New(t, txntest.Embedded())
+				env := txntest.New(t, txntest.WithoutTransport())
 				env.CreateTable("a", "f")
 				c := env.NewClient(txn.Config{TokenTTL: -1})
 				putLock(t, env, format.Lock{Cell: cellOf("bob"), StartTS: takeSnapshot(t, c).ReadTS(), TTL: math.MaxInt64})
@@ -254,7 +254,7 @@ func TestLocksAboveOracle(t *testing.T) {
 func TestLocksOfAnotherOracle(t *testing.T) {
 	const ahead = 10 * time.Hour
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1})
@@ -310,7 +310,7 @@ func (o oracleAhead) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 // Locks lists all locks, even if one record cannot be read.
 func TestLocksAfterAnUnreadableOne(t *testing.T) {
 	t.Parallel()
-	env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
 	env.CreateTable("a", "f")
 	c := env.NewClient(txn.Config{TokenTTL: -1})
 	// A dead client's locks, one in a later format version, and one whose
@@ -390,7 +390,7 @@ func TestDamagedPrimaryResolvesNothing(t *testing.T) {
 	for _, family := range []string{format.WriteFamily, format.MarkFamily, format.LockFamily} {
 		t.Run(family, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+				env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
 				env.CreateTable("a", "f")
 				died := txntest.StepSecondaries
 				if family == format.LockFamily {
@@ -432,7 +432,7 @@ func TestStatsOfAResolver(t *testing.T) {
 	} {
 		t.Run(string(died), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env := txntest.New(t, txntest.Embedded())
+				env := txntest.New(t, txntest.WithoutTransport())
 				env.CreateTable("a", "f")
 				leaveLocks(t, env, died)
 				s := takeSnapshot(t, env.Client)

@@ -114,7 +114,7 @@ func chainDone(ctx context.Context, t *testing.T, c *txn.Client, documents []str
 
 func newObserved(t *testing.T) *txntest.Env {
 	t.Helper()
-	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
+	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
 	env.CreateTable("docs", "d")
 	env.CreateTable("entries", "e")
 	if err := registerChain(t.Context(), env.Client); err != nil {

@@ -130,7 +130,7 @@ func TestOutcomeAmongLaterVersions(t *testing.T) {
 // the transaction, which is there or not.
 func TestOutcomeAmongReorderedRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		leaveLocks(t, env, txntest.StepSecondaries)
 		writeLater(t, env, 4, func(record []byte) []byte {
@@ -149,7 +149,7 @@ func TestOutcomeAmongReorderedRecords(t *testing.T) {
 func TestConflictAmongLaterVersions(t *testing.T) {
 	for _, rolledBack := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			env := txntest.New(t, txntest.Embedded())
+			env := txntest.New(t, txntest.WithoutTransport())
 			env.CreateTable("a", "f")
 			var cells atomic.Int64
 			c := env.NewClient(txn.Config{TokenTTL: -1}, countCells(&cells)...)

@@ -76,7 +76,7 @@ func TestPassedNotification(t *testing.T) {
 // unknown version stands for a passable one.
 func TestUnknownLockIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
 		env.CreateTable("a", "f")
 		tx := begin(t, env.Client)
 		set(tx, "1", "row")
@@ -99,7 +99,7 @@ func TestUnknownLockIsRefused(t *testing.T) {
 // client that does not know that version reports it too, and does not wait.
 func TestUnknownPrimaryLockIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
 		env.CreateTable("a", "f")
 		faults := txntest.NewFaults(t)
 		crash := faults.OnStep(txntest.StepCommit, txntest.Crash)

@@ -218,7 +218,7 @@ func (o *numberedOracle) Timestamp(context.Context) (tso.Timestamp, error) {
 // what was committed later.
 func TestTimestampsOutOfRangeAreRefused(t *testing.T) {
 	const good = 1795152600000000
-	env := txntest.New(t, txntest.Embedded())
+	env := txntest.New(t, txntest.WithoutTransport())
 	env.CreateTable("a", "f")
 	for _, bad := range []tso.Timestamp{-1, 0, 1, tso.Min - 1, tso.Max + 1, math.MaxInt64} {
 		c := env.NewClient(txn.Config{TokenTTL: -1, Oracle: &numberedOracle{[]tso.Timestamp{bad, bad, good, bad, tso.Min, tso.Max}}})

@@ -91,7 +91,7 @@ func (r *repeating) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 // TestRepeatingOracle commits nothing at a commit_ts that is not above start_ts.
 func TestRepeatingOracle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		oracle := &repeating{Oracle: env.Oracle()}
 		c := env.NewClient(txn.Config{Oracle: oracle, TokenTTL: -1})

@@ -52,7 +52,7 @@ func TestUndeterminedIsNotRunAgain(t *testing.T) {
 // the client checks the context at the last moment.
 func TestContextEndsBeforeTheCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		ctx, cancel := context.WithCancel(t.Context())
 		faults := txntest.NewFaults(t)
@@ -89,7 +89,7 @@ func (o *cancellingOracle) Timestamp(ctx context.Context) (tso.Timestamp, error)
 // the fix its caller took the outcome as known.
 func TestSettleThatCannotFindOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		for _, lost := range []txntest.Step{txntest.StepSchema, txntest.StepRead, txntest.StepCommit} {
 			u := undetermined(t, env, "bob-"+string(lost))
@@ -154,7 +154,7 @@ func TestRefusalAfterALostAnswer(t *testing.T) {
 // and the outcome is open.
 func TestSettleIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		u := undetermined(t, env, "bob")
 		c := env.NewClient(txn.Config{TokenTTL: -1}, refuse(step(txntest.StepCommit))...)
