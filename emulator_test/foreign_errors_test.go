@@ -29,6 +29,8 @@ func TestCauseIsAnothersConflict(t *testing.T) {
 		slow := faults.OnStep(txntest.StepCommit, txntest.HoldResponse)
 		done := commitInBackground(gctx, tx)
 		<-slow.Fired()
+		// The rule fires before the request is sent. Wait until the server has committed.
+		synctest.Wait()
 		g.Go(func() error { // another transaction, which has a conflict
 			one := beginSet(t, env.Client, "x", "other")
 			mustSet(t, env.Client, "y", "other")
