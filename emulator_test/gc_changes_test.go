@@ -320,7 +320,7 @@ func TestNotesAreFew(t *testing.T) {
 				t.Errorf("%d requests with changed rows, want %d", n, requests)
 			}
 		}
-		overwrite(100)
+		overwrite(10)
 		want(0)
 		advance(retention)
 		followChanges(t, env)
