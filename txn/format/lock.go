@@ -87,28 +87,24 @@ func Micros(n int64) time.Duration {
 // only version 1 refuse the record, and with it the lock.
 const passableVersion = 2
 
-// EncodeLock returns the stored record of a lock. It ignores l.Record.
+// EncodeLock returns the stored record of a lock, a recordpb.Lock. It ignores l.Record.
 func EncodeLock(l *Lock) []byte {
-	version := uint32(Version)
+	b := make([]byte, 0, 2*recordBytes+len(l.Primary.Row)+len(l.Owner)+len(l.TraceParent))
 	if l.Passable {
-		version = 0 // the header has it
+		b = append(b, PassableHeader(l.MinCommitTS)...)
+	} else {
+		b = appendNumber(b, 1, Version)
 	}
-	rest := Marshal(&recordpb.Lock{
-		FormatVersion: version,
-		Kind:          recordpb.Kind(l.Kind),
-		Primary:       primaryRef(l.Cell, l.Primary),
-		TtlMicros:     l.TTL.Microseconds(),
-		Owner:         l.Owner,
-		Observed:      l.Observed,
-		TraceParent:   l.TraceParent,
-		Hops:          uint32(l.Hops),
-		Raises:        uint32(l.Raises),
-	})
-	if l.Passable {
-		// Two serialized parts of a message, one after the other, are the message.
-		return append(PassableHeader(l.MinCommitTS), rest...)
+	b = appendNumber(b, 2, uint64(l.Kind))
+	b = appendPrimary(b, 3, l.Cell, l.Primary)
+	b = appendNumber(b, 4, uint64(l.TTL.Microseconds()))
+	b = appendText(b, 5, l.Owner)
+	if l.Observed {
+		b = appendNumber(b, 6, 1)
 	}
-	return rest
+	b = appendText(b, 7, l.TraceParent)
+	b = appendNumber(b, 8, uint64(uint32(l.Hops)))
+	return appendNumber(b, 10, uint64(uint32(l.Raises)))
 }
 
 // DecodeLock reads the stored record of the lock on cell at ts.

@@ -60,31 +60,44 @@ type WriteRecord struct {
 // Alone says that the transaction wrote only the primary's row. So its commit removed all locks.
 const Alone = 1
 
-// primaryRef points from a cell to its primary. It holds only the parts that differ, and
-// is nil in the primary itself.
-func primaryRef(cell, primary Cell) *recordpb.CellRef {
+// appendPrimary adds the field that points from a cell to its primary. It holds only the parts
+// that differ, and is left out in the primary itself.
+func appendPrimary(b []byte, field protowire.Number, cell, primary Cell) []byte {
 	if cell == primary {
-		return nil
+		return b
 	}
-	return newRef(cell, primary)
+	parts := [...]struct{ own, primary string }{ // by field of a CellRef
+		{cell.Table, primary.Table}, {cell.Row, primary.Row}, {cell.Family, primary.Family}, {cell.Qualifier, primary.Qualifier},
+	}
+	n := 0
+	for _, p := range parts {
+		if p.own != p.primary {
+			n += 1 + protowire.SizeBytes(len(p.primary))
+		}
+	}
+	b = protowire.AppendVarint(protowire.AppendTag(b, field, protowire.BytesType), uint64(n))
+	for i, p := range parts {
+		if p.own != p.primary { // an empty part is a value here
+			b = protowire.AppendString(protowire.AppendTag(b, protowire.Number(i+1), protowire.BytesType), p.primary)
+		}
+	}
+	return b
 }
 
-func newRef(cell, primary Cell) *recordpb.CellRef {
-	ref := &recordpb.CellRef{}
-	if primary.Table != cell.Table {
-		ref.Table = &primary.Table
+// appendNumber adds a field, unless it is 0.
+func appendNumber(b []byte, field protowire.Number, v uint64) []byte {
+	if v == 0 {
+		return b
 	}
-	if primary.Row != cell.Row {
-		ref.Row = []byte(primary.Row)
+	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
+}
+
+// appendText adds a field, unless it is empty.
+func appendText(b []byte, field protowire.Number, v string) []byte {
+	if v == "" {
+		return b
 	}
-	if primary.Family != cell.Family {
-		ref.Family = &primary.Family
-	}
-	if primary.Qualifier != cell.Qualifier {
-		// Not nil: an empty qualifier is a value here, and nil means an equal one.
-		ref.Qualifier = append([]byte{}, primary.Qualifier...)
-	}
-	return ref
+	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), v)
 }
 
 func followRef(cell Cell, ref *recordpb.CellRef) Cell {
@@ -122,27 +135,25 @@ func EncodeCommit(cell, primary Cell, kind Kind, startTS tso.Timestamp) (family 
 	return WriteRecord{StartTS: startTS, Kind: kind, Primary: primary}.Encode(cell)
 }
 
-// Encode returns the record of a commit of cell, and its family, as [EncodeCommit] does.
+// Encode returns the record of a commit of cell, and its family, as [EncodeCommit] does. It is a
+// recordpb.Write or a recordpb.Mark. The protobuf library would allocate each part of it.
 func (w WriteRecord) Encode(cell Cell) (family string, value []byte) {
+	b := make([]byte, 0, recordBytes+len(w.Primary.Row))
+	b = appendNumber(b, 1, Version)
+	b = appendNumber(b, 2, uint64(w.Kind))
+	b = appendNumber(b, 3, uint64(w.StartTS))
+	b = appendPrimary(b, 4, cell, w.Primary)
 	if w.Kind == KindLock {
-		return MarkFamily, Marshal(&recordpb.Mark{
-			FormatVersion: Version,
-			Kind:          recordpb.Kind_KIND_LOCK,
-			StartTs:       int64(w.StartTS),
-			Primary:       primaryRef(cell, w.Primary),
-		})
+		return MarkFamily, b
 	}
-	m := &recordpb.Write{
-		FormatVersion: Version,
-		Kind:          recordpb.Kind(w.Kind),
-		StartTs:       int64(w.StartTS),
-		Primary:       primaryRef(cell, w.Primary),
+	if cell == w.Primary {
+		b = appendNumber(b, 5, w.SettledBy)
 	}
-	if m.Primary == nil {
-		m.SettledBy = w.SettledBy
-	}
-	return WriteFamily, Marshal(m)
+	return WriteFamily, b
 }
+
+// recordBytes is about how long a record is, without row keys.
+const recordBytes = 32
 
 // EncodeRollback returns the record of a rollback marker. Its place is [MarkFamily] of
 // the primary's row, at startTS.

@@ -117,23 +117,44 @@ func TestGoldenStateOfCollection(t *testing.T) {
 func TestRecordRoundTrip(t *testing.T) {
 	for _, primary := range []Cell{testPrimary, testSecondary, {"t", "joe", "bal", "usd"}, {"accounts", "joe", "bal", ""}, {"accounts", "joe", "f", "usd"}} {
 		for _, cell := range []Cell{testSecondary, {"accounts", "joe", "bal", ""}} {
-			l := &Lock{Cell: cell, StartTS: 7, Primary: primary, Kind: KindPut, TTL: 1500 * time.Millisecond, Owner: "o", Observed: true, TraceParent: "00-x"}
+			l := &Lock{Cell: cell, StartTS: 7, Primary: primary, Kind: KindPut, TTL: 1500 * time.Millisecond, Owner: "o", Observed: true, TraceParent: "00-x", Hops: 300}
 			got, err := DecodeLock(cell, 7, EncodeLock(l))
 			if err != nil || *got != *l {
 				t.Errorf("lock of %v: %+v, %v; want %+v", cell, got, err, l)
 			}
+			checkEncoding(t, EncodeLock(l), &recordpb.Lock{})
 			for _, kind := range []Kind{KindPut, KindDelete, KindLock} {
 				family, b := EncodeCommit(cell, primary, kind, 7)
-				decode := DecodeWrite
+				decode, message := DecodeWrite, proto.Message(&recordpb.Write{})
 				if family == MarkFamily {
-					decode = DecodeMark
+					decode, message = DecodeMark, &recordpb.Mark{}
 				}
+				checkEncoding(t, b, message)
 				w, err := decode(cell, 9, b)
 				if want := (WriteRecord{9, 7, kind, primary, 0}); err != nil || w != want {
 					t.Errorf("%v in %s: %+v, %v; want %+v", kind, family, w, err, want)
 				}
 			}
 		}
+	}
+}
+
+// checkEncoding checks that the protobuf library encodes a record in the same way.
+func checkEncoding(t *testing.T, record []byte, m proto.Message) {
+	t.Helper()
+	if err := proto.Unmarshal(record, m); err != nil || len(m.ProtoReflect().GetUnknown()) > 0 || !bytes.Equal(Marshal(m), record) {
+		t.Errorf("%x is %v, %v, which has the encoding %x", record, m, err, Marshal(m))
+	}
+}
+
+// TestEncodingAllocates checks that a record is one piece of memory.
+func TestEncodingAllocates(t *testing.T) {
+	l := &Lock{Cell: testSecondary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 15 * time.Second, Owner: "a-token-of-thirty-two-characters", TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+	if n := testing.AllocsPerRun(100, func() { EncodeLock(l) }); n > 1 {
+		t.Errorf("a lock takes %v allocations", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { EncodeCommit(testSecondary, testPrimary, KindPut, 1<<50) }); n > 1 {
+		t.Errorf("a write record takes %v allocations", n)
 	}
 }
 
