@@ -244,7 +244,8 @@ func (c *commit) rollBackRefused(ctx context.Context, p *recovery.PrimaryCommit)
 // that takes.
 func (c *commit) addRowCommit(m *bigtable.Mutation, row *store.RowWrites, commitTS tso.Timestamp) (ops int) {
 	for _, w := range row.Writes {
-		ops += store.AddCommit(m, lockOf(c, w), commitTS, c.settledBy)
+		lock := lockOf(c, w)
+		ops += store.AddCommit(m, &lock, commitTS, c.settledBy)
 	}
 	return ops
 }
@@ -252,14 +253,17 @@ func (c *commit) addRowCommit(m *bigtable.Mutation, row *store.RowWrites, commit
 // commitSecondaries commits the other rows. The transaction is committed whatever happens
 // here: the next reader rolls a remaining lock forward.
 func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) {
-	byTable := map[*store.Table][]store.RowMutation{}
-	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
-	for _, row := range c.rows[1:] {
-		m := bigtable.NewMutation()
-		ops := c.addRowCommit(m, row, commitTS)
-		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: ops, NameBytes: row.NameBytes(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span, Settles: c.settles})
+	if len(c.rows) == 1 {
+		return
 	}
-	for t, muts := range byTable {
+	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
+	for _, rows := range bulk.ByTable(c.rows[1:]) {
+		t, muts := rows[0].Table, make([]store.RowMutation, 0, len(rows))
+		for _, row := range rows {
+			m := bigtable.NewMutation()
+			ops := c.addRowCommit(m, row, commitTS)
+			muts = append(muts, store.RowMutation{Row: row.Row, Mut: m, Ops: ops, NameBytes: row.NameBytes(c.primary), Hints: row.Observed(), StartTS: c.startTS, Secondaries: span, Settles: c.settles})
+		}
 		if !c.client.cfg.SyncSecondaries && c.client.resolver.Background.Add(t, muts) {
 			continue
 		}
@@ -309,11 +313,13 @@ func (c *commit) verifyAndTakeCommitTS(ctx context.Context) (commitTS tso.Timest
 // verifyBesideCommitTS is a function of its own because its results are on the heap.
 func (c *commit) verifyBesideCommitTS(ctx context.Context) (commitTS tso.Timestamp, asked time.Time, err error) {
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return c.bulk.Verify(gctx) })
 	g.Go(func() (err error) {
 		commitTS, asked, err = c.client.resolver.Clock.CommitTimestamp(gctx)
 		return err
 	})
+	if err := c.bulk.Verify(gctx); err != nil {
+		g.Go(func() error { return err })
+	}
 	err = g.Wait()
 	return commitTS, asked, err
 }

@@ -80,7 +80,8 @@ func (h *heartbeat) extend(ctx context.Context) error {
 		if w.Cell != c.primary {
 			continue
 		}
-		return h.rewrite(ctx, row.Table, lockOf(c, w))
+		lock := lockOf(c, w)
+		return h.rewrite(ctx, row.Table, &lock)
 	}
 	return nil
 }

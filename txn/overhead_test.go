@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -32,6 +33,7 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 	value := make([]byte, 100)
 	stub, err := txntest.StartStub("",
 		txntest.StubTable{Name: "accounts", Columns: []txn.Column{column}, Value: value, CommitTS: 1_700_000_000_000_000, Rows: 1000},
+		txntest.StubTable{Name: "bulk", Columns: []txn.Column{column}, Value: value, CommitTS: 1_700_000_000_000_000, Rows: 1000},
 		txntest.StubTable{Name: "plain", Columns: []txn.Column{column}, Value: value, Rows: 1000})
 	if err != nil {
 		t.Fatal(err)
@@ -45,8 +47,10 @@ func newOverheadEnv(t testing.TB) *overheadEnv {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: "accounts", Families: []string{"bal"}}); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"accounts", "bulk"} {
+		if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: name, Families: []string{"bal"}, BulkPrewrite: name == "bulk"}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{Oracle: tso.NewLocal(tso.LocalConfig{}), SyncSecondaries: true})
 	if err != nil {
@@ -114,7 +118,46 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			return nil
 		}
 	}
+	writes := func(table string, n int) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := e.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+				table := tx.Table(table)
+				for _, key := range keys[:n] {
+					table.Set(key, "bal", "usd", value)
+				}
+				return nil
+			})
+			return err
+		}
+	}
+	// The requests of a transaction of n rows with a bulk prewrite.
+	rawBulk := func(n int) func(context.Context) error {
+		return func(ctx context.Context) error {
+			for range 2 {
+				if err := conditional(ctx, keys[0]); err != nil {
+					return err
+				}
+				muts := make([]*bigtable.Mutation, n-1)
+				for i := range muts {
+					muts[i] = bigtable.NewMutation()
+					muts[i].Set("bal", "usd", 1000, value)
+				}
+				if _, err := e.plain.ApplyBulk(ctx, keys[1:n], muts); err != nil {
+					return err
+				}
+			}
+			return e.plain.ReadRows(ctx, keys[1:n], func(bigtable.Row) bool { return true }, bigtable.RowFilter(bigtable.FamilyFilter(format.MarkFamily)))
+		}
+	}
 	return []overheadCase{
+		{
+			name: "bulk write of ten rows", units: 10, allocs: 30, requests: 5, bytes: 3800,
+			ours: writes("bulk", 10), raw: rawBulk(10),
+		},
+		{
+			name: "bulk write of 100 rows", units: 100, allocs: 18, requests: 5, bytes: 34_000,
+			ours: writes("bulk", 100), raw: rawBulk(100),
+		},
 		{
 			name: "read", units: 1, allocs: 31, requests: 1, bytes: 175,
 			ours: func(ctx context.Context) error {
@@ -159,14 +202,8 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			raw:  rawRows(bigtable.InfiniteRange(""), latest()),
 		},
 		{
-			name: "write", units: 1, allocs: 78, requests: 2, bytes: 530,
-			ours: func(ctx context.Context) error {
-				_, err := e.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-					tx.Table("accounts").Set("bob", "bal", "usd", value)
-					return nil
-				})
-				return err
-			},
+			name: "write", units: 1, allocs: 68, requests: 2, bytes: 535,
+			ours: writes("accounts", 1),
 			raw: func(ctx context.Context) error {
 				if err := conditional(ctx, "bob"); err != nil {
 					return err
@@ -175,17 +212,8 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 			},
 		},
 		{
-			name: "write of ten rows", units: 10, allocs: 46, requests: 12, bytes: 4600,
-			ours: func(ctx context.Context) error {
-				_, err := e.client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-					accounts := tx.Table("accounts")
-					for _, key := range keys[:10] {
-						accounts.Set(key, "bal", "usd", value)
-					}
-					return nil
-				})
-				return err
-			},
+			name: "write of ten rows", units: 10, allocs: 31, requests: 12, bytes: 4600,
+			ours: writes("accounts", 10),
 			raw: func(ctx context.Context) error {
 				var muts []*bigtable.Mutation
 				for _, key := range keys[:10] {

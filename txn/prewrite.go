@@ -36,8 +36,25 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 	}
 	waitCtx, stopWaiting := context.WithCancel(ctx)
 	defer stopWaiting()
+	one := func(row *store.RowWrites) error {
+		if c.failed.Load() {
+			return nil // the row that failed returns the error
+		}
+		var err error
+		if traced {
+			err = prewriteTraced(ctx, c, waitCtx, row)
+		} else {
+			err = prewriteRow(ctx, c, waitCtx, row)
+		}
+		if err != nil {
+			c.failed.Store(true)
+			stopWaiting()
+		}
+		return err
+	}
 	var g errgroup.Group
-	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
+	parallel := c.client.resolver.Store.Config.Parallelism
+	g.SetLimit(parallel)
 	if c.bulk != nil {
 		g.Go(func() error {
 			err := c.bulk.Lock(ctx)
@@ -47,23 +64,15 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 			return err
 		})
 	}
+	if len(rows) == 1 && parallel > 1 {
+		// Without a goroutine: another stack would have to grow.
+		if err := one(rows[0]); err != nil {
+			g.Go(func() error { return err })
+		}
+		rows = nil
+	}
 	for _, row := range rows {
-		g.Go(func() error {
-			if c.failed.Load() {
-				return nil // the row that failed returns the error
-			}
-			var err error
-			if traced {
-				err = prewriteTraced(ctx, c, waitCtx, row)
-			} else {
-				err = prewriteRow(ctx, c, waitCtx, row)
-			}
-			if err != nil {
-				c.failed.Store(true)
-				stopWaiting()
-			}
-			return err
-		})
+		g.Go(func() error { return one(row) })
 	}
 	return g.Wait()
 }
@@ -198,15 +207,16 @@ func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 		if w.Kind == format.KindPut {
 			m.Set(w.Cell.Family, w.Cell.Qualifier, c.startTS.Cell(), w.Value)
 		}
-		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(lockOf(c, w)))
+		lock := lockOf(c, w)
+		m.Set(format.LockFamily, w.Cell.Column().Key(), c.startTS.Cell(), format.EncodeLock(&lock))
 	}
 	return m
 }
 
 // lockOf returns the lock of one cell. A ttl counts from start_ts, so it is Config.LockTTL
 // plus the time that the transaction has taken so far.
-func lockOf(c *commit, w *store.Write) *format.Lock {
-	return &format.Lock{
+func lockOf(c *commit, w *store.Write) format.Lock {
+	return format.Lock{
 		Cell:        w.Cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,

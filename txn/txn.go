@@ -92,13 +92,16 @@ func (t *Txn) Table(name string) *Table {
 	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
 }
 
+// errDone is made once, because Update calls Rollback after each commit.
+var errDone = fmt.Errorf("txn: %w", ErrDone)
+
 // markEnded marks the transaction as ended, by Commit or Rollback. From the second call on it
 // fails with ErrDone.
 func (t *Txn) markEnded(commit bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended {
-		return fmt.Errorf("txn: %w", ErrDone)
+		return errDone
 	}
 	t.ended, t.commitCalled = true, commit
 	t.buffer.Seal()
@@ -113,7 +116,7 @@ func (t *Txn) checkReadable() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended {
-		return fmt.Errorf("txn: %w", ErrDone)
+		return errDone
 	}
 	return t.client.resolver.CheckOpen()
 }

@@ -270,7 +270,12 @@ func (b *Buffer) WritesNothing() bool {
 // everything that can be checked before anything is sent: if Bigtable refuses a mutation
 // half-way, it does not undo the first half (hazard 18).
 func (b *Buffer) Group(ctx context.Context, st *store.Store, keeps []string) ([]*store.RowWrites, error) {
-	var all []*store.RowWrites
+	n := 0
+	for _, rows := range b.rows {
+		n += len(rows)
+	}
+	// The rows share memory, and so do their writes.
+	all, slab, writes := make([]*store.RowWrites, 0, n), make([]store.RowWrites, n), make([]*store.Write, 0, n)
 	primary := b.first.Cell
 	for name, rows := range b.rows {
 		tbl, err := st.Table(ctx, name)
@@ -282,7 +287,7 @@ func (b *Buffer) Group(ctx context.Context, st *store.Store, keeps []string) ([]
 			return nil, err
 		}
 		for key, cols := range rows {
-			r := &store.RowWrites{Table: tbl, Row: key}
+			first := len(writes)
 			for w := range cols.all {
 				if !s.HasFamily(w.Cell.Family) {
 					// The family may have been added since the schema
@@ -295,8 +300,10 @@ func (b *Buffer) Group(ctx context.Context, st *store.Store, keeps []string) ([]
 					return nil, err
 				}
 				w.Observed = w.Kind != format.KindLock && s.IsObserved(w.Cell.Column())
-				r.Writes = append(r.Writes, w)
+				writes = append(writes, w)
 			}
+			r := &slab[len(all)]
+			*r = store.RowWrites{Table: tbl, Row: key, Writes: writes[first:len(writes):len(writes)]}
 			slices.SortFunc(r.Writes, func(a, b *store.Write) int {
 				return strings.Compare(a.Cell.Column().Key(), b.Cell.Column().Key())
 			})

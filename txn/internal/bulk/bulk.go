@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -72,22 +73,34 @@ type Prewrite struct {
 // Unlike the prewrite of one row, a request can be sent again whatever became of it: the owner has
 // sent no commit yet.
 func (p *Prewrite) Lock(ctx context.Context) error {
-	var g errgroup.Group
+	return p.eachTable(ctx, func(_ context.Context, rows []*store.RowWrites) error {
+		err := p.lockTable(ctx, rows) // what is under way has to be answered, whatever becomes of the others
+		if err != nil {
+			p.Failed.Store(true)
+		}
+		return err
+	})
+}
+
+// eachTable calls f with the rows of each table. The context of f ends when another call fails.
+func (p *Prewrite) eachTable(ctx context.Context, f func(context.Context, []*store.RowWrites) error) error {
+	tables := ByTable(p.Rows)
+	if len(tables) == 1 {
+		return f(ctx, tables[0])
+	}
+	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(p.Resolver.Store.Config.Parallelism)
-	for _, rows := range byTable(p.Rows) {
-		g.Go(func() error {
-			err := p.lockTable(ctx, rows)
-			if err != nil {
-				p.Failed.Store(true)
-			}
-			return err
-		})
+	for _, rows := range tables {
+		g.Go(func() error { return f(gctx, rows) })
 	}
 	return g.Wait()
 }
 
-// byTable divides rows by their tables.
-func byTable(rows []*store.RowWrites) (parts [][]*store.RowWrites) {
+// ByTable divides rows by their tables.
+func ByTable(rows []*store.RowWrites) (parts [][]*store.RowWrites) {
+	if !slices.ContainsFunc(rows, func(r *store.RowWrites) bool { return r.Table != rows[0].Table }) {
+		return [][]*store.RowWrites{rows}
+	}
 	for _, row := range rows {
 		i := slices.IndexFunc(parts, func(p []*store.RowWrites) bool { return p[0].Table == row.Table })
 		if i < 0 {
@@ -133,21 +146,13 @@ func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err 
 func (p *Prewrite) Verify(ctx context.Context) (err error) {
 	ctx, span := p.Resolver.Trace.Begin(ctx, "verify", "")
 	defer func() { span.EndWith(err) }()
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(p.Resolver.Store.Config.Parallelism)
-	for _, rows := range byTable(p.Rows) {
-		g.Go(func() error { return p.verifyTable(gctx, rows) })
-	}
-	return g.Wait()
+	return p.eachTable(ctx, p.verifyTable)
 }
 
 // verifyTable verifies rows of a table. It resolves locks of other transactions as the prewrite of one row does, and
 // reads their rows again.
 func (p *Prewrite) verifyTable(ctx context.Context, rows []*store.RowWrites) error {
-	t, byKey := rows[0].Table, make(map[string]*store.RowWrites, len(rows))
-	for _, row := range rows {
-		byKey[row.Row] = row
-	}
+	t := rows[0].Table
 	for len(rows) > 0 {
 		var locked []*store.RowWrites
 		var others []*format.Lock
@@ -157,7 +162,8 @@ func (p *Prewrite) verifyTable(ctx context.Context, rows []*store.RowWrites) err
 			set.Keys = append(set.Keys, row.Row)
 		}
 		err := t.ReadListed(ctx, set, store.Others(p.StartTS), func(raw bigtable.Row) bool {
-			row := byKey[raw.Key()]
+			i, _ := slices.BinarySearchFunc(rows, raw.Key(), func(r *store.RowWrites, key string) int { return strings.Compare(r.Row, key) })
+			row := rows[i]
 			onlyColumnsOf(row, raw)
 			if failed = recovery.FindConflict(row, raw, p.StartTS); failed == nil {
 				_, failed = recovery.LocksIn(row, raw, p.StartTS, &others)

@@ -75,18 +75,21 @@ type pendingEntry struct {
 // caller must not send the commit before Wait has returned nil.
 func (j *Journal) Begin(ctx context.Context, rows []*store.RowWrites, startTS tso.Timestamp) *Pending {
 	var muts []store.RowMutation
-	p := &Pending{journal: j, startTS: startTS, done: make(chan struct{})}
+	var p *Pending // without observed cells it stays nil
 	for _, row := range rows {
 		if !row.Table.Schema.Journaled() {
 			continue
 		}
 		for _, c := range row.Observed() {
+			if p == nil {
+				p = &Pending{journal: j, startTS: startTS, done: make(chan struct{})}
+			}
 			older := j.commits.next(RowKey(c), startTS)
 			muts = append(muts, set(txnQualifier, c, startTS, older))
 			p.entries = append(p.entries, pendingEntry{c, older})
 		}
 	}
-	if len(muts) == 0 {
+	if p == nil {
 		return nil
 	}
 	go func() {

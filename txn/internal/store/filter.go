@@ -171,7 +171,8 @@ func RecordsOf(c format.Column, startTS tso.Timestamp) bigtable.Filter {
 func Others(startTS tso.Timestamp) bigtable.Filter {
 	return Interleave(
 		Chain(WholeFamily(format.LockFamily), UpTo(startTS-1), Latest),
-		Chain(From(startTS+1), Latest, Interleave(WholeFamily(format.LockFamily), WholeFamily(format.WriteFamily), WholeFamily(format.MarkFamily))),
+		// The timestamps come first: the emulator compiles the expression for each cell.
+		Chain(From(startTS+1), protocolFamilies, Latest),
 	)
 }
 
@@ -231,6 +232,9 @@ func WrittenAfter(c format.Column, version tso.Timestamp) bigtable.Filter {
 
 // recordFamilies keeps Bigtable from reading the data of a large row.
 var recordFamilies = bigtable.FamilyFilter(format.WriteFamily + "|" + format.MarkFamily)
+
+// protocolFamilies keeps it from that, too.
+var protocolFamilies = bigtable.FamilyFilter(format.LockFamily + "|" + format.WriteFamily + "|" + format.MarkFamily)
 
 // NewestConflicts matches what explains why a prewrite at startTS failed: the newest cell of
 // each column in Conflicts, and a rollback marker of the transaction itself, which may have

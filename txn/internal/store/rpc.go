@@ -76,6 +76,9 @@ func contextError(ctx context.Context) error {
 // any other error of a conditional mutation, it is unknown whether Bigtable applied it
 // (design §4, unknown results).
 func Permanent(err error) bool {
+	if err == nil {
+		return false
+	}
 	if errors.Is(err, format.ErrTooOld) {
 		return true
 	}
