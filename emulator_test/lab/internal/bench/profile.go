@@ -101,10 +101,10 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 	}
 	with := shared{streams: o.streams, callers: o.callers}
 	tables := map[string]rig.TableSpec{}
-	for _, name := range []string{"cells", "written"} {
-		tables[name] = rig.TableSpec{Name: name, Rows: 10_000, Columns: 1, Bytes: 100}
+	for _, name := range []string{"cells", "written", "bulk"} {
+		tables[name] = rig.TableSpec{Name: name, Rows: 10_000, Columns: 1, Bytes: 100, Bulk: name == "bulk"}
 	}
-	r, err := with.open(ctx, tables["cells"], tables["written"])
+	r, err := with.open(ctx, tables["cells"], tables["written"], tables["bulk"])
 	if err != nil {
 		return rep, err
 	}
@@ -116,12 +116,18 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 		{"scan of 1000 rows", "cells", "raw-scan", "scan", 1000},
 		{"write of one cell", "written", "raw-write", "write", 0},
 		{"write of ten rows", "written", "raw-writes", "writes", 10},
+		{"write of ten rows, by a bulk prewrite", "bulk", "raw-bulk", "writes", 10},
+		{"write of 100 rows, by a bulk prewrite", "bulk", "raw-bulk", "writes", 100},
 	} {
 		for _, op := range []string{p.raw, p.op} {
 			rig.Progress(o.streams, "%s, %s", p.name, op)
 			t := with.on(tables[p.table], op, p.batch)
 			t.Duration = o.duration
-			line, err := profileTask(ctx, r, t, filepath.Join(dir, op))
+			file := op
+			if p.table == "bulk" {
+				file = fmt.Sprint(op, "-bulk", p.batch)
+			}
+			line, err := profileTask(ctx, r, t, filepath.Join(dir, file))
 			if err != nil {
 				return rep, err
 			}
@@ -129,7 +135,7 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 			rep.Lines = append(rep.Lines, line)
 		}
 	}
-	return rep, r.Check(ctx, "cells", "written")
+	return rep, r.Check(ctx, "cells", "written", "bulk")
 }
 
 // profileTask carries out a task with profiles of client and emulator.

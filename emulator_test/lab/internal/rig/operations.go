@@ -219,7 +219,7 @@ func rawRequests(ctx context.Context, w *worker, t *Task, i int) error {
 
 // rawBulk sends the fewest requests that are known for a transaction of Batch rows: two
 // conditional mutations of the first, and for the other rows two bulk mutations and a read
-// between them.
+// between them, which finds nothing.
 func rawBulk(ctx context.Context, w *worker, t *Task, i int) error {
 	first := t.turnRow(i * t.Batch)
 	if err := t.conditional(ctx, w, first); err != nil {
@@ -228,7 +228,7 @@ func rawBulk(ctx context.Context, w *worker, t *Task, i int) error {
 	if err := t.bulk(ctx, w, i); err != nil {
 		return err
 	}
-	if err := w.bt.Open(t.Table).ReadRows(ctx, t.turnRows(i)[1:], func(bigtable.Row) bool { return true }, newest()); err != nil {
+	if err := w.bt.Open(t.Table).ReadRows(ctx, t.turnRows(i)[1:], func(bigtable.Row) bool { return true }, bigtable.RowFilter(bigtable.ColumnRangeFilter(format.MarkFamily, "", ""))); err != nil {
 		return err
 	}
 	if err := t.conditional(ctx, w, first); err != nil {
