@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,13 +77,6 @@ type ClientStats struct {
 	HintsReceived uint64 // hints given to this client's subscribers
 	Subscriptions int    // for hints, open at a server at present
 }
-
-// gather yields at most gatherTries times without a new caller, and not again after gatherAtMost,
-// which is about what a request takes.
-const (
-	gatherTries  = 4
-	gatherAtMost = 100 * time.Microsecond
-)
 
 // Client is an [Oracle] that asks servers, see package tso/server. Callers that
 // ask at the same time share a request, so one Client should serve a whole
@@ -240,7 +232,7 @@ func (c *Client) work(ctx context.Context) {
 			return
 		}
 		for ctx.Err() == nil && c.forming.Load().joined.Load() > 0 {
-			c.gather(expected)
+			gather(c.forming.Load().joined.Load, expected)
 			// The next batch is there before this one is sealed: a caller that
 			// finds the seal finds the other batch.
 			b := c.forming.Swap(newCallers())
@@ -248,21 +240,6 @@ func (c *Client) work(ctx context.Context) {
 			expected = n
 			b.firsts = b.inline[:0]
 			b.finish(c.requests.fill(ctx, b, n))
-		}
-	}
-}
-
-// gather lets callers that will ask soon join the batch that forms, before it is sealed: the
-// callers of the batch before were answered a moment ago, and may ask again. It yields to
-// goroutines that can run, while that brings more callers. If no goroutine can run, it returns at
-// once. So a caller that is alone waits for nobody.
-func (c *Client) gather(expected int64) {
-	b := c.forming.Load()
-	began := time.Now()
-	for n, tries := b.joined.Load(), 0; n < expected && tries < gatherTries && time.Since(began) < gatherAtMost; tries++ {
-		runtime.Gosched()
-		if more := b.joined.Load(); more > n {
-			n, tries = more, -1
 		}
 	}
 }

@@ -561,29 +561,41 @@ func TestClientConfig(t *testing.T) {
 // Callers that ask all the time share requests: nearly all of them share each one. Before the fix
 // it was one half, because the first caller that asked again did not wait for the others.
 func TestCallersGather(t *testing.T) {
-	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-		// With one processor the result does not depend on what else the machine does.
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-		const callers, times = 32, 200
-		c.Start("a", server.Config{})
-		client := c.Client(tso.ClientConfig{}, "a")
-		h := tsotest.NewHistory(t)
-		h.Ask(t.Context(), client)
-		before := client.Stats()
-		var all sync.WaitGroup
-		for range callers {
-			all.Go(func() {
-				for range times {
-					h.Ask(t.Context(), client)
-				}
-			})
-		}
-		all.Wait()
-		h.Check(callers*times + 1)
-		n := client.Stats().Requests - before.Requests
-		t.Logf("%.1f callers a request", float64(callers*times)/float64(n))
-		if n > callers*times/20 {
-			t.Errorf("%d requests for %d timestamps", n, callers*times)
-		}
+	t.Run("served", func(t *testing.T) {
+		tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+			c.Start("a", server.Config{})
+			client := c.Client(tso.ClientConfig{}, "a")
+			checkGathered(t, client, func() uint64 { return client.Stats().Requests })
+		})
 	})
+	t.Run("direct", func(t *testing.T) {
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			d := e.Direct(tso.DirectConfig{})
+			checkGathered(t, d, func() uint64 { return d.Stats().RPCs })
+		})
+	})
+}
+
+func checkGathered(t *testing.T, oracle tso.Oracle, requests func() uint64) {
+	// With one processor the result does not depend on what else the machine does.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const callers, times = 32, 200
+	h := tsotest.NewHistory(t)
+	h.Ask(t.Context(), oracle)
+	before := requests()
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			for range times {
+				h.Ask(t.Context(), oracle)
+			}
+		})
+	}
+	all.Wait()
+	h.Check(callers*times + 1)
+	n := requests() - before
+	t.Logf("%.1f callers a request", float64(callers*times)/float64(n))
+	if n > callers*times/20 {
+		t.Errorf("%d requests for %d timestamps", n, callers*times)
+	}
 }

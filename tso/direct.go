@@ -76,7 +76,8 @@ type Direct struct {
 	res *reserver // used by the one running worker only
 	tel telemetry.Telemetry
 
-	worker sync.WaitGroup // the running worker, if any
+	worker   sync.WaitGroup // the running worker, if any
+	expected int64          // callers of the batch before; the worker's
 
 	mu      sync.Mutex
 	closed  bool
@@ -117,19 +118,22 @@ func (d *Direct) Timestamp(ctx context.Context) (Timestamp, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, d.expired(err)
 	}
-	w, err := d.join(ctx)
+	b, place, err := d.join(ctx)
 	if err != nil {
 		return 0, err
 	}
 	select {
-	case <-w.done:
+	case <-b.done:
 	case <-ctx.Done():
-		if d.leave(w) {
+		if d.leave(b) {
 			return 0, d.expired(ctx.Err())
 		}
-		<-w.done // answered in the meantime; closed by now
+		<-b.done // answered in the meantime; closed by now
 	}
-	return w.ts, w.err
+	if b.err != nil {
+		return 0, b.err
+	}
+	return b.first + Timestamp(place), nil
 }
 
 // Close ends the work in flight, fails all waiting callers with [ErrClosed] and
@@ -159,16 +163,16 @@ func (d *Direct) Stats() DirectStats {
 // runs. It never adds to the batch in flight: since that was sent, this caller,
 // or another one that it depends on, may have received a larger timestamp than
 // those that the batch will get.
-func (d *Direct) join(ctx context.Context) (*waiter, error) {
+func (d *Direct) join(ctx context.Context) (b *batch, place int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return nil, ErrClosed
+		return nil, 0, ErrClosed
 	}
 	if d.forming == nil {
-		d.forming = &batch{}
+		d.forming = &batch{done: make(chan struct{})}
 	}
-	w := d.forming.add()
+	place = d.forming.add()
 	if sc, ok := telemetry.Origin(ctx); ok && (!d.forming.origin.IsValid() || sc.IsSampled() && !d.forming.origin.IsSampled()) {
 		d.forming.origin = sc
 	}
@@ -176,16 +180,16 @@ func (d *Direct) join(ctx context.Context) (*waiter, error) {
 		d.running = true
 		d.worker.Go(d.work)
 	}
-	return w, nil
+	return d.forming, place, nil
 }
 
 // leave removes the caller from its batch and reports whether it was still in
 // it. The batch continues for the other callers. When the last one leaves, its RPC
 // is cancelled.
-func (d *Direct) leave(w *waiter) bool {
+func (d *Direct) leave(b *batch) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return w.batch.remove(w)
+	return b.remove()
 }
 
 // expired is the error for a caller whose context ended. It has only the text of
@@ -213,6 +217,7 @@ func (d *Direct) serveNext() bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
+	gather(d.waiting, d.expected)
 	d.mu.Lock()
 	b := d.forming
 	d.forming, d.sent, d.lastErr = nil, b, nil
@@ -223,10 +228,11 @@ func (d *Direct) serveNext() bool {
 		return false
 	}
 	b.cancel = cancel
-	n := b.live
+	n, live := b.joined, b.live
+	d.expected = live
 	d.mu.Unlock()
 
-	for failures := 1; n > 0; failures++ {
+	for failures := 1; live > 0; failures++ {
 		began := time.Now()
 		rctx, span := d.tel.Request(ctx, "reserve timestamps", b.origin, n)
 		last, err := d.res.reserve(rctx, n)
@@ -246,13 +252,23 @@ func (d *Direct) serveNext() bool {
 			pause.Stop()
 		}
 		d.mu.Lock()
-		n = b.live
+		live = b.live
 		d.mu.Unlock()
 	}
 	return true
 }
 
-// answer gives the waiters of b the range of n that ends at last, or err. It
+// waiting returns how many callers wait for the next reservation.
+func (d *Direct) waiting() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if b := d.forming; b != nil {
+		return b.live
+	}
+	return 0
+}
+
+// answer gives the callers of b the range of n that ends at last, or err. It
 // reports whether to try again instead: the error is temporary, and callers wait.
 func (d *Direct) answer(b *batch, last Timestamp, n int64, err error) (again bool) {
 	d.mu.Lock()

@@ -35,7 +35,8 @@
 // transactions.
 //
 // One reservation per process is in flight. Requests that arrive meanwhile form
-// the next batch and share the next reservation. So a process costs at most one
+// the next batch and share the next reservation. Before that is sent, the callers
+// that the last one answered run first: those that ask again share it. So a process costs at most one
 // reservation per round trip, whatever its load, and a request waits for one to
 // two round trips. A batch costs, in requests to Bigtable:
 //
@@ -85,9 +86,8 @@
 // process is stopped.
 //
 // A [Client] sends one request at a time for all callers that wait. A caller that
-// asks while a request is under way joins the next one, never that one. Before
-// it sends a request, the Client lets the callers that the last one answered run
-// first: those that ask again share the request.
+// asks while a request is under way joins the next one, never that one. As in
+// direct mode, callers that ask again share the next request.
 //
 // The oracle's row is in one of the two modes; [SetMode] switches, a [Follower]
 // follows without an error, and [Advance]

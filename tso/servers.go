@@ -31,6 +31,9 @@ const (
 	maxRoundPause = 250 * time.Millisecond
 )
 
+// window is what a server may send before the client reads it, in bytes.
+const window = 64 << 10
+
 // keepaliveParams let a client notice that the other end of a connection is
 // gone even while it sends no requests.
 var keepaliveParams = keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}
@@ -71,6 +74,9 @@ func dialServers(cfg ClientConfig) (*servers, error) {
 			grpc.WithStatsHandler(otelgrpc.NewClientHandler(cfg.Telemetry...)),
 			grpc.WithKeepaliveParams(keepaliveParams),
 			grpc.WithConnectParams(connectParams(cfg.AttemptTimeout)),
+			// A window of its own keeps gRPC from measuring the connection, with a ping beside
+			// each answer. Answers are small.
+			grpc.WithStaticStreamWindowSize(window),
 		}, cfg.DialOptions...),
 		closing: make(chan struct{}),
 	}
