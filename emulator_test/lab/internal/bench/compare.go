@@ -109,7 +109,7 @@ read from one snapshot, those with _stale from snapshots that may be 100 ms old.
 A floor is the ratio of the raw requests that our operation needs at least, with the
 simplest filters and the same data: for reads the request that returns locks, records and
 values, without a timestamp. For writes of many rows it is the fewest requests that are
-known, which the protocol does not use. write10_requests are those that it does use.`,
+known, those of a bulk prewrite. write10_requests are those of a prewrite row by row.`,
 		Example: `  lab bench compare
   lab bench compare --served -o json`,
 		Args: cli.NoArgs,
