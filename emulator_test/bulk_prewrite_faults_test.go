@@ -357,16 +357,19 @@ func TestBulkPrewriteStopsAfterFailure(t *testing.T) {
 		rows, value := rowNames(20), strings.Repeat("x", 1<<20)
 		tx := beginSet(t, c, value, rows...)
 		mustSet(t, env.Client, "other", rows[0])
+		// The primary's request waits for the first part, which would not be sent after it.
+		primary := faults.On("primary", stepOn(txntest.StepPrewrite, rows[0]), txntest.Hold, 1)
 		first := faults.On("first part", isBulkPrewrite, txntest.Hold, 1)
 		done := commitInBackground(t.Context(), tx)
 		<-first.Fired()
+		primary.Release()
 		synctest.Wait()
 		first.Release()
 		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
 			t.Errorf("commit: %v", o.err)
 		}
-		if got := bulkSizes(faults); len(got) > 1 {
-			t.Errorf("parts of %v rows; the primary's prewrite failed during the first", got)
+		if got := bulkSizes(faults); len(got) != 1 {
+			t.Errorf("parts of %v rows, want one; the primary's prewrite failed during the first", got)
 		}
 		synctest.Wait()
 		wantNoLocks(t, c)

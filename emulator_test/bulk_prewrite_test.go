@@ -24,7 +24,7 @@ import (
 // Faults can disturb.
 func newBulkEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntest.Faults) {
 	t.Helper()
-	env := txntest.New(t, txntest.Embedded())
+	env := txntest.New(t, txntest.WithoutTransport())
 	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
 	faults := txntest.NewFaults(t)
 	cfg.SchemaMaxAge = time.Hour // background requests must not be counted
