@@ -87,9 +87,9 @@ func (c Checks) Check() error {
 }
 
 // AtLeast adds the condition that a flag is not below least; words says what it has to be.
-func AtLeast[T int | time.Duration](c *Checks, flag string, v *T, least T, words string) {
+func AtLeast[T int | float64 | time.Duration](c *Checks, flag string, v *T, least T, words string) {
 	*c = append(*c, func() error {
-		if *v < least {
+		if !(*v >= least) { // NaN is not, either
 			return Usagef("--%s %v: it has to be %s", flag, *v, words)
 		}
 		return nil

@@ -94,7 +94,9 @@ func (a *answers) HandleRPC(_ context.Context, s stats.RPCStats) {
 			a.since = time.Now()
 		}
 		a.last = s.Error
-		if nobody(s.Error) && a.failed >= refusals || time.Since(a.since) > patience {
+		text := s.Error.Error()
+		nobody := strings.Contains(text, "connection refused") || strings.Contains(text, "no such host") // there is no service
+		if nobody && a.failed >= refusals || time.Since(a.since) > patience {
 			a.stop(&unreachableError{s.Error})
 		}
 	}
@@ -111,11 +113,6 @@ func (a *answers) lastFailure() error {
 		return nil
 	}
 	return a.last
-}
-
-// nobody: there is no service at the address.
-func nobody(err error) bool {
-	return strings.Contains(err.Error(), "connection refused") || strings.Contains(err.Error(), "no such host")
 }
 
 type unreachableError struct{ err error }

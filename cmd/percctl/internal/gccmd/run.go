@@ -60,6 +60,7 @@ Exit status 4: a transaction or a collector blocks the run, or rows were skipped
 	o.Consent.Add(cmd)
 	cli.AtLeast(&o.Checks, "lock-wait", &o.lockWait, 0, "positive, or 0 to not wait")
 	cli.AtLeast(&o.Checks, "interval", &o.interval, 1, "positive")
+	cli.AtLeast(&o.Checks, "full-every", &o.full, 0, "positive, or 0 to read every row in every run")
 	o.Require(o.check)
 	cli.FormatFlag(cmd, &o.Format, cli.Table, cli.JSON, cli.JSONL, cli.YAML)
 	cli.Prints(cmd, cli.ObjectOf[report]())

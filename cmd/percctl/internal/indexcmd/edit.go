@@ -22,6 +22,7 @@ type createOptions struct {
 	columns []string
 	entries string
 	unique  bool
+	want    found // what the flags say
 }
 
 func newCreateCmd(s *cli.Streams) *cobra.Command {
@@ -51,6 +52,7 @@ run the command again, or drop the index.`,
 	cmd.Flags().StringArrayVar(&o.columns, "column", nil, "column of the key, as FAMILY:QUALIFIER; repeat it for a key of several columns")
 	cmd.Flags().StringVar(&o.entries, "entries", "", "transactional table and family for the entries, as TABLE/FAMILY")
 	cmd.Flags().BoolVar(&o.unique, "unique", false, "no two rows may have the same key")
+	o.Require(o.check)
 	o.Consent.Add(cmd)
 	cmd.ValidArgsFunction = o.completeNames
 	return cmd
@@ -87,6 +89,24 @@ func (e *edited) text(w io.Writer) error {
 	return err
 }
 
+// check reads the flags.
+func (o *createOptions) check() (err error) {
+	if (len(o.columns) == 0) != (o.entries == "") {
+		return cli.Usagef("--column and --entries need each other; leave out both to continue an index")
+	}
+	if o.entries != "" {
+		o.want.table, o.want.family, err = entries(o.entries)
+	}
+	for _, text := range o.columns {
+		c, wrong := format.ParseColumn(text)
+		if wrong != nil {
+			return cli.Usagef("--column %q is not of the form FAMILY:QUALIFIER: %w", text, wrong)
+		}
+		o.want.Columns = append(o.want.Columns, c)
+	}
+	return err
+}
+
 // wanted returns the index of the flags, or the recorded one.
 func (o *createOptions) wanted(ctx context.Context, s *session.Session) (*found, error) {
 	all, err := survey(ctx, s, o.table)
@@ -94,23 +114,14 @@ func (o *createOptions) wanted(ctx context.Context, s *session.Session) (*found,
 		return nil, err
 	}
 	n := slices.IndexFunc(all, func(f found) bool { return f.Name == o.name })
-	if n >= 0 && len(o.columns) == 0 && o.entries == "" {
+	switch {
+	case n >= 0 && o.entries == "":
 		return &all[n], nil
-	}
-	if len(o.columns) == 0 || o.entries == "" {
+	case o.entries == "":
 		return nil, cli.Usagef("--column and --entries are missing: an index of the name %s does not exist yet", o.name)
 	}
-	f := &found{Info: index.Info{Index: index.Index{Name: o.name, Table: o.table, Unique: o.unique}}}
-	if f.table, f.family, err = entries(o.entries); err != nil {
-		return nil, err
-	}
-	for _, text := range o.columns {
-		c, err := format.ParseColumn(text)
-		if err != nil {
-			return nil, cli.Usagef("--column %q is not of the form FAMILY:QUALIFIER: %w", text, err)
-		}
-		f.Columns = append(f.Columns, c)
-	}
+	f := &o.want
+	f.Name, f.Table, f.Unique = o.name, o.table, o.unique
 	if n >= 0 {
 		if all[n].table != f.table || all[n].family != f.family {
 			return nil, cli.Usagef("--entries %s: table %s has an index %s with its entries in %s/%s", o.entries, o.table, o.name, all[n].table, all[n].family)
@@ -156,7 +167,7 @@ func (o *createOptions) run(ctx context.Context, s *session.Session) error {
 // finish prints the outcome.
 func (o *options) finish(ctx context.Context, client *txn.Client, x *index.Indexes, e *edited, err error, done string) error {
 	if err != nil {
-		return verdict(err)
+		return session.Resumable(ctx, verdict(err))
 	}
 	if e.State, err = x.State(ctx, client, o.name); err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
@@ -64,11 +63,6 @@ type backfilled struct {
 	LastRow   string   `json:"last_row,omitempty"` // last row that was notified, if an error or interrupt ended the command
 }
 
-func (b *backfilled) plan(w io.Writer, what string) error {
-	_, err := fmt.Fprintf(w, "project %s, instance %s: notify %s of column %s, %s\n", b.Project, b.Instance, what, b.Column, toRun(b.Observers, b.Weak))
-	return err
-}
-
 func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 	if err := s.Use(ctx, o.table); err != nil {
 		return err
@@ -89,7 +83,7 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 		}
 		what = cli.Count(b.Cells, "cell")
 	}
-	if ok, err := o.Ask(ctx, b, func(w io.Writer) error { return b.plan(w, what) }, fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
+	if ok, err := o.Ask(ctx, b, cli.Textf("project %s, instance %s: notify %s of column %s, %s\n", b.Project, b.Instance, what, b.Column, toRun(b.Observers, b.Weak)), fmt.Sprintf("Notify them in %s?", s.Where)); !ok {
 		return err
 	}
 	extent := s.Extent(ctx, r, o.table)

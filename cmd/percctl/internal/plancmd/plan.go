@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/txn/admin/capacity"
@@ -28,6 +31,8 @@ type planOptions struct {
 // workloadFlags cannot be given together with --file.
 var workloadFlags = []string{"writes-per-second", "rows", "cells", "value-bytes", "tables", "reads-per-write", "hot-rows", "observed",
 	"reads-per-second", "rows-per-read", "table-rows", "row-bytes", "row-cells", "retention", "processes", "oracle", "rtt", "oracle-rtt", "sweep-interval"}
+
+var positive = []string{"node-reads", "node-writes", "cpu-target", "node-storage"}
 
 // NewCmd returns the plan command.
 func NewCmd(s *cli.Streams) *cobra.Command {
@@ -70,7 +75,7 @@ assumptions.`,
 					return cli.Usagef("--%s and --file: use only one of them; the file describes the whole workload", f)
 				}
 			}
-			if err := o.checkRates(); err != nil {
+			if err := o.check(cmd.Flags()); err != nil {
 				return err
 			}
 			return o.run()
@@ -108,22 +113,20 @@ assumptions.`,
 	return cmd
 }
 
-func (o *planOptions) checkRates() error {
-	for _, r := range []struct {
-		flag  string
-		value float64
-	}{{"node-reads", o.rates.Reads}, {"node-writes", o.rates.Writes}, {"cpu-target", o.rates.CPU}, {"node-storage", o.rates.Storage}} {
-		if r.value <= 0 {
-			return cli.Usagef("--%s %g: it has to be above 0", r.flag, r.value)
+func (o *planOptions) check(flags *pflag.FlagSet) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		v := f.Value.String()
+		wrong := f.Value.Type() != "string" && (v == "NaN" || strings.HasPrefix(v, "-"))
+		if slices.Contains(positive, f.Name) && (wrong || v == "0") {
+			err = cli.Usagef("--%s %s: it has to be above 0", f.Name, v)
+		} else if wrong {
+			err = cli.Usagef("--%s %s: it must not be negative", f.Name, v)
 		}
-	}
+	})
 	if o.rates.CPU > 1 {
 		return cli.Usagef("--cpu-target %g: it has to be at most 1", o.rates.CPU)
 	}
-	if o.rates.Node < 0 || o.rates.GiB < 0 {
-		return cli.Usagef("--price-node and --price-gib must not be negative")
-	}
-	return nil
+	return err
 }
 
 // read reads the workload.

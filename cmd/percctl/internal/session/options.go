@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -38,6 +39,7 @@ type Options struct {
 func (o *Options) Setup(cmd *cobra.Command, s *cli.Streams, timeout time.Duration, prints ...cli.Output) {
 	o.Streams = s
 	o.Add(cmd, timeout)
+	cli.AtLeast(&o.Checks, "timeout", &o.Timeout, 0, "positive, or 0 for no limit")
 	if strings.Contains(cmd.Use, " CELL") || strings.Contains(cmd.Use, " PRIMARY") {
 		cmd.ValidArgsFunction = o.CompleteCells
 	}
@@ -70,6 +72,14 @@ func (o *Options) RunsAlone(f func(context.Context) error) func(*cobra.Command, 
 		}
 		return f(cmd.Context())
 	}
+}
+
+// Resumable says in the error of an interrupted command how to go on.
+func Resumable(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	return fmt.Errorf("%w; run the command again to continue", err)
 }
 
 // Require adds conditions of the flags.

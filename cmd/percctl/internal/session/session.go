@@ -111,9 +111,6 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 // RunBare is Run for what works where no table is transactional yet: the
 // session has no Client.
 func (f *Flags) RunBare(ctx context.Context, s *cli.Streams, run func(context.Context, *Session) error) error {
-	if f.Timeout < 0 {
-		return cli.Usagef("--timeout %v: it has to be positive, or 0 for no limit", f.Timeout)
-	}
 	if f.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, f.Timeout, timeoutError(f.Timeout))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
+	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
@@ -93,7 +94,7 @@ func (o *initOptions) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(bulkprewrite.Allow(ctx, client, o.table), client.Close(ctx))
+		return session.Resumable(ctx, errors.Join(bulkprewrite.Allow(ctx, client, o.table), client.Close(context.WithoutCancel(ctx))))
 	})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)

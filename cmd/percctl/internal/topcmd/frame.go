@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/inspect"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/observercmd"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/picture"
 )
@@ -64,7 +63,7 @@ func (f frame) lines() []string {
 	if len(p.Locks.Listed) > 0 {
 		var rows [][]string
 		for _, t := range p.Locks.Listed {
-			rows = append(rows, row(t))
+			rows = append(rows, []string{t.StartTS.String(), t.AgeText(), strconv.Itoa(len(t.Locks)), t.Primary, t.Verdict})
 		}
 		all = append(all, f.table([]string{"TRANSACTION", "AGE", "LOCKS", "PRIMARY", "VERDICT"}, rows)...)
 		if n := p.Locks.Transactions - len(p.Locks.Listed); n > 0 {
@@ -76,10 +75,6 @@ func (f frame) lines() []string {
 		all = append(all, f.cut("not visible: "+n, nil))
 	}
 	return all
-}
-
-func row(t *inspect.Transaction) []string {
-	return []string{t.StartTS.String(), t.AgeText(), strconv.Itoa(len(t.Locks)), t.Primary, t.Verdict}
 }
 
 // table makes aligned lines with an empty one before them.

@@ -78,20 +78,15 @@ func takeTimestamp(ctx context.Context, opts *nowOptions) (tso.Timestamp, error)
 		if state.Address == "" {
 			return 0, &cli.Error{Code: cli.ExitUnavailable, Err: fmt.Errorf("the oracle is in served mode and no server leads: start one with percctl tso serve")}
 		}
-		ts, err := askLeader(ctx, opts, state.Address)
+		// Not for so long that another one could not be found.
+		attempt, cancel := context.WithTimeout(ctx, max(opts.client.timeout/10, 100*time.Millisecond))
+		ts, err := askOnce(attempt, opts, []string{state.Address})
+		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, tso.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded) {
 			return ts, err
 		}
 		// It may have died: the row names the next leader within a lease.
 	}
-}
-
-// askLeader asks the server that the row names, but not for so long that
-// another one could not be found.
-func askLeader(ctx context.Context, opts *nowOptions, address string) (tso.Timestamp, error) {
-	attempt, cancel := context.WithTimeout(ctx, max(opts.client.timeout/10, 100*time.Millisecond))
-	defer cancel()
-	return askOnce(attempt, opts, []string{address})
 }
 
 func askOnce(ctx context.Context, opts *nowOptions, servers []string) (tso.Timestamp, error) {

@@ -78,6 +78,9 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 			return cli.Usagef("--advertise %s: it has to be host:port", opts.advertise)
 		}
 	}
+	if opts.lease <= 0 {
+		return cli.Usagef("--lease %v: it has to be positive", opts.lease)
+	}
 	log := txn.WithTraceIDs(slog.New(slog.NewTextHandler(s.Err, nil)))
 	cfg := server.Config{
 		Name: opts.name, Address: opts.advertise, Lease: opts.lease, Reflection: opts.reflection, Logger: log,
