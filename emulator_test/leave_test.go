@@ -295,6 +295,12 @@ func TestLeaveResumes(t *testing.T) {
 		if r, err := try(10); err == nil || r.Changed < 200 || r.Changed > 260 {
 			t.Fatalf("first call: %+v, error %v; want a death after half of the rows", r, err)
 		}
+		if err := admin.InitTable(t.Context(), env.Admin, env.Bigtable, "", admin.TableSpec{Name: "a"}); !errors.Is(err, txn.ErrSchema) || !strings.Contains(err.Error(), "percctl table leave") {
+			t.Errorf("to initialize a table that is leaving: %v", err)
+		}
+		if leaving, err := admin.UnfinishedAdoptions(t.Context(), env.NewClient(txn.Config{TokenTTL: -1})); err != nil || !leaving["a"] {
+			t.Errorf("unfinished: %v, error %v", leaving, err)
+		}
 		advance(3 * time.Minute)
 		m := bigtable.NewMutation()
 		m.Set(format.WriteFamily, "f:q", 1000, []byte("x"))

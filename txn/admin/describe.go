@@ -76,16 +76,16 @@ func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDes
 	return d, err
 }
 
-// UnfinishedAdoptions lists the tables whose adoption, or the undo of one, was
-// interrupted or is still running.
-func UnfinishedAdoptions(ctx context.Context, client *txn.Client) ([]string, error) {
+// UnfinishedAdoptions lists the tables whose adoption, the undo of one, or [Leave] was
+// interrupted or is still running; true: Leave.
+func UnfinishedAdoptions(ctx context.Context, client *txn.Client) (map[string]bool, error) {
 	c := access.ResolverOf(client)
-	var names []string
+	leaving := map[string]bool{}
 	err := c.Metadata.ReadRows(ctx, bigtable.PrefixRange(adoptionRowPrefix), func(r bigtable.Row) bool {
-		names = append(names, r.Key()[len(adoptionRowPrefix):])
+		leaving[r.Key()[len(adoptionRowPrefix):]] = slices.ContainsFunc(r[store.DeployFamily], func(i bigtable.ReadItem) bool { return i.Column == store.DeployFamily+":"+leavingQualifier })
 		return true
 	}, bigtable.RowFilter(store.Interleave(store.Chain(store.WholeFamily(store.DeployFamily), bigtable.StripValueFilter()))))
-	return names, err
+	return leaving, err
 }
 
 // A RawWrite is a cell that a plain writer wrote into a table after it became

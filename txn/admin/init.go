@@ -45,25 +45,25 @@ const initTimeout = 20 * time.Second
 //
 // bt and admin must be clients of the same instance. metadataTable is
 // Config.MetadataTable of the deployment, or "" for its default. InitTable fails
-// with txn.ErrSchema if a family has a garbage-collection policy, and changes
-// nothing then. After another error, what was created stays; call it again to
+// with txn.ErrSchema if a family has a garbage-collection policy, or the table is
+// leaving, and changes nothing then. After another error, what was created stays; call it again to
 // continue.
 func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, metadataTable string, spec TableSpec) error {
-	if metadataTable == "" {
-		metadataTable = format.DefaultMetadataTable
+	cfg := &AdoptConfig{Table: spec.Name, MetadataTable: metadataTable, Observed: spec.Observed}
+	a, err := newAdoption(admin, bt, cfg)
+	if err != nil {
+		return err
 	}
-	if spec.Name == "" || spec.Name == metadataTable {
-		return invalidf("table name %q", spec.Name)
-	}
+	metadataTable = cfg.MetadataTable
 	for _, f := range spec.Families {
 		if f == "" || format.IsMetadataFamily(f) || f == format.AckFamily {
 			return invalidf("table %q: family %q is reserved and cannot contain data", spec.Name, f)
 		}
 	}
-	for _, c := range spec.Observed {
-		if err := format.CheckColumn(c); err != nil {
-			return err
-		}
+	if state, err := a.state(ctx); err != nil {
+		return err
+	} else if state.leaving != nil || state.dropping {
+		return fmt.Errorf("admin: table %q: %w: it is leaving, or its adoption is being undone; let Leave (percctl table leave) or UndoAdoption (percctl table unadopt) complete first", spec.Name, format.ErrSchema)
 	}
 	if err := checkExisting(ctx, admin, spec.Name); err != nil {
 		return err
@@ -71,7 +71,6 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	if err := families.Create(ctx, admin, metadataTable, []string{store.OracleFamily, store.DeployFamily}); err != nil {
 		return err
 	}
-	var err error
 	if spec.BulkPrewrite, err = families.CreateAll(ctx, admin, spec.Name, spec.Families, spec.BulkPrewrite); err != nil {
 		return err
 	}

@@ -97,6 +97,19 @@ func TestWithoutMetadataTable(t *testing.T) {
 	}
 }
 
+// strand lets a client die in a commit.
+func strand(t *testing.T, dead *txn.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := dead.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+		tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
+		return nil
+	}); !errors.Is(err, txn.ErrUndetermined) {
+		t.Fatalf("a commit that is not sent: %v", err)
+	}
+}
+
 // TestRecentDeath: as soon as other clients may resolve the locks of a dead client, the
 // check does not call them in order, and after a minute they are a warning.
 func TestRecentDeath(t *testing.T) {
@@ -107,14 +120,7 @@ func TestRecentDeath(t *testing.T) {
 			return txntest.Crash, 0, txntest.Classify(c.Method, c.Request).Step == txntest.StepCommit
 		})
 		dead := env.NewClient(txn.Config{LockTTL: 5 * time.Second}, faults.DialOptions()...)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := dead.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-			tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
-			return nil
-		}); !errors.Is(err, txn.ErrUndetermined) {
-			t.Fatalf("a commit that is not sent: %v", err)
-		}
+		strand(t, dead)
 		d := &doctor.Deployment{Project: "p", Instance: "i", Bigtable: env.Bigtable, Admin: env.Admin, Emulator: true, Rows: 100}
 		for _, want := range []struct {
 			after    time.Duration
@@ -144,14 +150,7 @@ func TestRemovedToken(t *testing.T) {
 		faults := txntest.NewFaults(t)
 		commit := faults.OnStep(txntest.StepCommit, txntest.Crash)
 		dead := env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: time.Hour}, faults.DialOptions()...)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := dead.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-			tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
-			return nil
-		}); !errors.Is(err, txn.ErrUndetermined) {
-			t.Fatalf("a commit that is not sent: %v", err)
-		}
+		strand(t, dead)
 		<-commit.Fired()
 		faults.Kill()
 		m := bigtable.NewMutation()
@@ -169,6 +168,36 @@ func TestRemovedToken(t *testing.T) {
 		}
 		for v, err := range admin.Check(t.Context(), env.Client, "accounts", nil) {
 			t.Error(v, err)
+		}
+	})
+}
+
+// TestInterruptedLeave: only the command that makes a table plain can continue, so the check names it.
+func TestInterruptedLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
+		env.CreateTable("accounts", "bal")
+		leave := func(limit time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, err := admin.Leave(ctx, env.Admin, env.Bigtable, env.NewClient(txn.Config{TokenTTL: -1}), admin.LeaveConfig{Table: "accounts", ClientsStopped: true})
+			return err
+		}
+		unfinished := func() doctor.Result {
+			d := &doctor.Deployment{Project: "p", Instance: "i", Bigtable: env.Bigtable, Admin: env.Admin, Emulator: true, Rows: 100}
+			return examine(t, d)["adoptions"]
+		}
+		if err := leave(time.Minute); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("within a minute: %v", err)
+		}
+		if r := unfinished(); len(r.Findings) != 1 || r.Findings[0].Subject != "accounts" || r.Findings[0].Fix != "percctl table leave accounts, which continues" {
+			t.Errorf("interrupted: %+v", r)
+		}
+		if err := leave(10 * time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if r := unfinished(); r.State != doctor.OK {
+			t.Errorf("completed: %+v", r)
 		}
 	})
 }

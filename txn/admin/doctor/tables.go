@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -117,12 +118,16 @@ func checkPolicy(r *Result, d *Deployment, table string, f bigtable.FamilyInfo) 
 }
 
 var adoptions = Check{Name: "adoptions", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
-	names, err := admin.UnfinishedAdoptions(ctx, d.Client)
+	leaving, err := admin.UnfinishedAdoptions(ctx, d.Client)
 	if err != nil {
 		return err
 	}
-	r.Detail = words.Count(len(names), "adoption") + " unfinished"
-	for _, table := range names {
+	r.Detail = words.Count(len(leaving), "adoption") + " unfinished"
+	for _, table := range slices.Sorted(maps.Keys(leaving)) {
+		if leaving[table] {
+			r.find(Warning, table, "it is leaving: percctl table leave was interrupted, or still runs", "some of its rows may be plain already, so neither plain programs nor transactions may use it", fmt.Sprintf("percctl table leave %s, which continues", table))
+			continue
+		}
 		r.find(Warning, table, "its adoption, or undoing it, was interrupted", "its schema record or some of its families may be missing, and then clients refuse it", fmt.Sprintf("percctl table adopt %s or percctl table unadopt %s, which continue", table, table))
 	}
 	return nil

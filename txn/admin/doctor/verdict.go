@@ -50,51 +50,44 @@ func Judge(s txn.Status, err error, locks []format.Lock, owner admin.OwnerStatus
 			first = &locks[i]
 		}
 	}
-	expires, dead := first.ExpiresTS(), deadOwner(owner, now)
-	switch {
-	case first.StartTS > now:
+	if first.StartTS > now {
 		return aboveOracle(first)
-	case dead != "":
-		return Back, "nothing at the primary, " + dead + ": will be rolled back"
-	case now >= expires:
-		return Back, fmt.Sprintf("nothing at the primary, ttl expired %s ago: will be rolled back", words.Between(expires, now))
-	case first.Endless(now):
-		return Back, "nothing at the primary, " + endless
 	}
-	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", words.Between(now, expires))
+	if why := doomed(first, owner, now); why != "" {
+		return Back, "nothing at the primary, " + why + ": will be rolled back"
+	}
+	return Alive, fmt.Sprintf("nothing at the primary: will be rolled back in %s", words.Between(now, first.ExpiresTS()))
 }
-
-// endless is what is said of a lock that is Endless.
-const endless = "its ttl is longer than any client writes: will be rolled back"
 
 func aboveOracle(l *format.Lock) (Outcome, string) {
 	return Unknown, "it is above the oracle's time, so no transaction wrote it; percctl repair plan " + words.Line(l.Cell.Table) + " says what to do"
 }
 
-// deadOwner says why an owner is dead; empty: its token does not say so.
-func deadOwner(owner admin.OwnerStatus, now tso.Timestamp) string {
-	switch owner.State {
-	case admin.OwnerStale:
+// doomed says why other clients may roll a lock back; empty: its owner may still commit.
+func doomed(l *format.Lock, owner admin.OwnerStatus, now tso.Timestamp) string {
+	switch {
+	case owner.State == admin.OwnerStale:
 		return fmt.Sprintf("owner dead (token stale for %s)", words.Between(owner.ExpiresTS, now))
-	case admin.OwnerEnded:
+	case owner.State == admin.OwnerEnded:
 		return "owner dead (token removed)"
+	case now >= l.ExpiresTS():
+		return fmt.Sprintf("ttl expired %s ago", words.Between(l.ExpiresTS(), now))
+	case l.Endless(now):
+		return "its ttl is longer than any client writes"
 	}
 	return ""
 }
 
 func judgeLocked(l *format.Lock, owner admin.OwnerStatus, now tso.Timestamp) (Outcome, string) {
-	expires, dead := l.ExpiresTS(), deadOwner(owner, now)
-	switch {
-	case l.StartTS > now:
+	left := words.Between(now, l.ExpiresTS())
+	if l.StartTS > now {
 		return aboveOracle(l)
-	case dead != "":
-		return Back, dead + ", not committed: will be rolled back"
-	case now >= expires:
-		return Back, fmt.Sprintf("ttl expired %s ago, not committed: will be rolled back", words.Between(expires, now))
-	case l.Endless(now):
-		return Back, "not committed, " + endless
-	case owner.State == admin.OwnerFresh:
-		return Alive, fmt.Sprintf("owner alive, ttl %s left", words.Between(now, expires))
 	}
-	return Alive, fmt.Sprintf("owner may be alive (no token), ttl %s left", words.Between(now, expires))
+	if why := doomed(l, owner, now); why != "" {
+		return Back, why + ", not committed: will be rolled back"
+	}
+	if owner.State == admin.OwnerFresh {
+		return Alive, fmt.Sprintf("owner alive, ttl %s left", left)
+	}
+	return Alive, fmt.Sprintf("owner may be alive (no token), ttl %s left", left)
 }
