@@ -74,7 +74,7 @@ func (o *Options) RunsAlone(f func(context.Context) error) func(*cobra.Command, 
 	}
 }
 
-// Resumable says in the error of an interrupted command how to go on.
+// Resumable says in the error of an interrupted command how to continue.
 func Resumable(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
