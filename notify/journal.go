@@ -323,14 +323,17 @@ const longRead = 250 * time.Millisecond
 // alone reports whether this worker may read the whole journal now. A read may take long although it
 // finds little: it also passes what was removed since Bigtable last compacted it. Then an advisory
 // lock lets one worker at a time read, and none for as long afterwards, so that the cost does not
-// depend on the number of workers. The lock expires, so no worker relies on others.
+// depend on the number of workers. The lock expires, so no worker relies on others, and none waits
+// long for a lock service that does not answer.
 func (j *journal) alone(ctx context.Context) (release func(err error), ok bool) {
 	if j.fleet.share == 1 || j.cost < longRead {
 		return func(error) {}, true
 	}
 	own := crand.Text()
 	name := fmt.Sprintf("journal/%x", sha256.Sum256(fmt.Appendf(nil, "%q %q", j.search.Tables, j.search.Observers)))
-	held, _, err := j.locks.Acquire(ctx, name, own, min(max(time.Minute, 2*j.cost), sweepLease))
+	acquiring, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
+	held, _, err := j.locks.Acquire(acquiring, name, own, min(max(time.Minute, 2*j.cost), sweepLease))
 	return func(err error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
 		defer cancel()
@@ -342,7 +345,7 @@ func (j *journal) alone(ctx context.Context) (release func(err error), ok bool) 
 	}, held || err != nil
 }
 
-// lockWait is how long a worker waits for the advisory lock when it has read the journal.
+// lockWait is how long a worker waits for an answer of the advisory locks. Then it reads without.
 const lockWait = 2 * time.Second
 
 // maxOffers is how many notifications of a column wait in memory until the worker takes them.

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -44,7 +45,7 @@ func TestLongReadsTakeTurns(t *testing.T) {
 			}
 			return j
 		}
-		a, b := worker(), worker()
+		a, b, began := worker(), worker(), time.Time{}
 		<-time.After(workersMaxAge) // until both know each other
 		// turn makes a turn, and reports whether it read the journal.
 		turn := func(ctx context.Context, j *journal) bool {
@@ -89,9 +90,25 @@ func TestLongReadsTakeTurns(t *testing.T) {
 		check("a read that fails", ctx, a, true)
 		fail.Store(false)
 		check("after the failure", t.Context(), b, true)
+		<-time.After(2 * long)
+		b.locks, began = silentLocks{b.locks}, time.Now()
+		ctx, cancel = context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		check("the lock service does not answer", ctx, b, true)
+		if took := time.Since(began); took > long+3*lockWait {
+			t.Errorf("a turn took %v while the lock service did not answer", took)
+		}
 		if failed.Load() == 0 || slow.Load() < 5 {
 			t.Errorf("%d reads failed, %d were slow", failed.Load(), slow.Load())
 		}
 		faults.Wait()
 	})
+}
+
+// silentLocks answer no question.
+type silentLocks struct{ tso.Locks }
+
+func (silentLocks) Acquire(ctx context.Context, _, _ string, _ time.Duration) (bool, tso.Holder, error) {
+	<-ctx.Done()
+	return false, tso.Holder{}, ctx.Err()
 }

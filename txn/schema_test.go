@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
@@ -118,6 +120,84 @@ func TestFamiliesAreCheckedOnce(t *testing.T) {
 	})
 }
 
+// TestTableIsOpenedOnce: calls at the same time share the requests that open a table, and the
+// registration of an observer needs no other check of the families.
+func TestTableIsOpenedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.WithoutTransport())
+		env.CreateTable("a", "f")
+		cluster := model.New(model.Config{})
+		bt, btAdmin := env.Open(cluster.Client("client")...)
+		c, err := txn.NewClient(t.Context(), bt, txn.Config{Admin: btAdmin, TokenTTL: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close(context.Background()) }()
+		for range 50 {
+			go func() {
+				if _, _, err := c.Latest("a").Get(t.Context(), "r", "f", "q"); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		synctest.Wait()
+		for _, column := range []string{"p", "q"} {
+			if err := changes.RegisterObserver(t.Context(), c, "a", txn.Column{Family: "f", Qualifier: column}, "o-"+column, false); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := cluster.Sum(func(k model.Key) bool { return k.Method == "GetTable" }).Requests; n != 1 {
+			t.Errorf("%d requests for the table's families, want 1", n)
+		}
+	})
+}
+
+// TestFleetOpensTables: a fleet that starts opens more tables than the quota of the admin service
+// allows in a minute. It waits for one answer a table, not for one a client. The goroutines of a
+// client share one request.
+func TestFleetOpensTables(t *testing.T) {
+	const clients, tables = 40, 100
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
+		for i := range tables {
+			if i%10 == 9 {
+				<-time.After(time.Minute) // the quota of changes
+			}
+			env.CreateTable(fmt.Sprint("t", i), "f")
+		}
+		<-time.After(time.Minute)
+		cluster := model.New(model.Config{})
+		requests := func() int64 {
+			return cluster.Sum(func(k model.Key) bool { return k.Method == "GetTable" }).Requests
+		}
+		began := time.Now()
+		var all errgroup.Group
+		for i := range clients {
+			bt, btAdmin := env.Open(cluster.Client(fmt.Sprint("client-", i))...)
+			c, err := txn.NewClient(t.Context(), bt, txn.Config{Admin: btAdmin, TokenTTL: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Close(context.Background()) })
+			for n := range 2 * tables {
+				all.Go(func() error {
+					_, _, err := c.Latest(fmt.Sprint("t", n%tables)).Get(t.Context(), "r", "f", "q")
+					return err
+				})
+			}
+		}
+		if err := all.Wait(); err != nil {
+			t.Error(err)
+		}
+		n, took := requests(), time.Since(began)
+		t.Logf("%d requests in %v", n, took)
+		// Each client opens 100 tables, and 1,000 requests are allowed in a minute.
+		if n <= clients*tables || n > 3*clients*tables || took > 2*time.Minute {
+			t.Errorf("%d requests in %v", n, took)
+		}
+	})
+}
+
 // TestLateCheckOfFamilies: a result that is stored late must not replace that of a later
 // check, which knows a new family.
 func TestLateCheckOfFamilies(t *testing.T) {
@@ -149,7 +229,11 @@ func TestLateCheckOfFamilies(t *testing.T) {
 		stored := faults.On("stored families", func(c txntest.Call) bool {
 			return c.Step == txntest.StepSchema && c.Method == "CheckAndMutateRow"
 		}, txntest.Hold, 1)
+		began := time.Now()
 		late() // it has checked, and stores the result later
+		if took := time.Since(began); took > 0 {
+			t.Errorf("a read waited %v for the check of the families", took)
+		}
 		<-stored.Fired()
 		if err := env.Admin.CreateColumnFamily(t.Context(), "a", "g"); err != nil {
 			t.Fatal(err)

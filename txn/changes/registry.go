@@ -194,5 +194,6 @@ func editObserved(ctx context.Context, c *recovery.Resolver, table string, edit 
 	if err != nil {
 		return err
 	}
-	return t.Schema.Reload(ctx)
+	_, err = t.Schema.ReloadObserved(ctx)
+	return err
 }

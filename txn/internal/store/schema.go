@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	crand "crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -13,9 +14,12 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
@@ -242,20 +246,35 @@ type SchemaSource struct {
 	table *Table
 
 	latest    atomic.Pointer[Schema]
-	reads     atomic.Uint64 // number of reads that have begun
-	reloading chan struct{} // holds one token while Current or Newer reloads
+	reads     atomic.Uint64                 // number of reads that have begun
+	news      atomic.Pointer[chan struct{}] // closed when latest changes
+	reloading chan struct{}                 // holds one token while Current or Newer reloads
 }
 
 // Reload reads the schema record. If Config.Admin is set, it also verifies the families of the
 // table and their policies.
-func (src *SchemaSource) Reload(ctx context.Context) error { return src.reload(ctx, false) }
+func (src *SchemaSource) Reload(ctx context.Context) error { return src.reload(ctx, nil) }
 
-// reload is Reload. If shared is set, the check of another client counts.
-func (src *SchemaSource) reload(ctx context.Context, shared bool) error {
+// A quotaError says that the admin service answers no more requests for now.
+type quotaError struct {
+	error
+	check string // the stored check that the client has seen by then
+}
+
+func (e *quotaError) Unwrap() error { return e.error }
+
+// reload is Reload. If known is not nil, a check of another client counts that is not *known. If the
+// quota of the admin service is used up, the error is a [quotaError].
+func (src *SchemaSource) reload(ctx context.Context, known *string) error {
 	began := time.Now()
 	s, err := src.readSchema(ctx)
 	if err == nil && src.table.store.Config.Admin != nil {
-		err = src.verify(ctx, s, shared)
+		if old := src.latest.Load(); old != nil {
+			src.replace(s.unverified(old)) // reads do not wait for the admin service
+		}
+		if err = src.verify(ctx, s, known); status.Code(err) == codes.ResourceExhausted {
+			err = &quotaError{err, s.check}
+		}
 	}
 	if err != nil {
 		return err
@@ -275,9 +294,9 @@ func (src *SchemaSource) reload(ctx context.Context, shared bool) error {
 // it read before its check. So each stored result is newer than the one before it, and at most
 // twice Config.SchemaMaxAge old when a client begins to use it. A client whose check fails
 // stores nothing, so each client gets the error.
-func (src *SchemaSource) verify(ctx context.Context, s *Schema, shared bool) error {
+func (src *SchemaSource) verify(ctx context.Context, s *Schema, known *string) error {
 	st := src.table.store
-	if old := src.latest.Load(); shared && old != nil && s.check != old.check {
+	if known != nil && s.check != *known {
 		if families, ok := checkedFamilies(s.check); ok {
 			s.Families = families
 			return nil
@@ -288,7 +307,7 @@ func (src *SchemaSource) verify(ctx context.Context, s *Schema, shared bool) err
 		return err
 	}
 	s.Families = families
-	if stored, ok := checkedFamilies(s.check); !shared && (!ok || slices.Equal(stored, families)) {
+	if stored, ok := checkedFamilies(s.check); known == nil && (!ok || slices.Equal(stored, families)) {
 		return nil // the next shared check stores them
 	}
 	next := strings.Join(append([]string{"1", crand.Text()}, families...), " ")
@@ -325,6 +344,8 @@ func (src *SchemaSource) replace(s *Schema) {
 	for {
 		old := src.latest.Load()
 		if src.latest.CompareAndSwap(old, s.merge(old, src.table.store.Config.Admin != nil)) {
+			next := make(chan struct{})
+			close(*src.news.Swap(&next))
 			return
 		}
 	}
@@ -338,12 +359,19 @@ func (src *SchemaSource) ReloadObserved(ctx context.Context) (*Schema, error) {
 	if err != nil {
 		return nil, err
 	}
-	if src.table.store.Config.Admin != nil {
-		s.Families = old.Families
+	u := s.unverified(old)
+	if src.table.store.Config.Admin == nil {
+		u.Families = s.Families
 	}
-	s.loaded, s.reloadAge, s.check = old.loaded, old.reloadAge, old.check
-	src.replace(s)
-	return s, nil
+	src.replace(u)
+	return u, nil
+}
+
+// unverified returns s with the families of old, and what is known of their check.
+func (s *Schema) unverified(old *Schema) *Schema {
+	u := *s
+	u.Families, u.loaded, u.reloadAge, u.check = old.Families, old.loaded, old.reloadAge, old.check
+	return &u
 }
 
 func (src *SchemaSource) readSchema(ctx context.Context) (*Schema, error) {
@@ -390,7 +418,7 @@ func (src *SchemaSource) Current() *Schema {
 	}
 	started := src.table.store.Background.Run(func(ctx context.Context) {
 		defer func() { <-src.reloading }()
-		if err := src.reload(ctx, true); err != nil {
+		if err := src.reload(ctx, &s.check); err != nil {
 			src.table.store.Log.WarnContext(ctx, "reading the schema again failed", "table", src.table.Name, "error", err)
 			// Otherwise every read would start another reload.
 			if err := Sleep(ctx, time.Second); err != nil {
@@ -426,25 +454,34 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 		s := src.latest.Load()
 		return s, s == nil || age(s.read) <= src.table.store.Config.SchemaMaxAge
 	}
-	s, ok := fresh()
-	if !ok {
-		select {
-		case src.reloading <- struct{}{}:
-			defer func() { <-src.reloading }()
-		case <-ctx.Done():
-			return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
+	read := func() (*Schema, error) {
+		defer func() { <-src.reloading }()
+		if s, ok := fresh(); ok {
+			return s, nil
 		}
-		if s, ok = fresh(); !ok {
-			var err error
-			if s, err = src.ReloadObserved(ctx); err != nil {
-				return nil, err
+		return src.ReloadObserved(ctx)
+	}
+	for {
+		news := *src.news.Load()
+		s, ok := fresh()
+		if !ok {
+			select {
+			case src.reloading <- struct{}{}:
+				var err error
+				if s, err = read(); err != nil {
+					return nil, err
+				}
+			case <-news: // a reload has read the record, and goes on to verify the families
+				continue
+			case <-ctx.Done():
+				return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
 			}
 		}
+		if s == nil {
+			return nil, nil
+		}
+		return s.Expiries, nil
 	}
-	if s == nil {
-		return nil, nil
-	}
-	return s.Expiries, nil
 }
 
 // BulkNotice is for how long clients rely on a schema without bulk prewrites. Such a prewrite comes
@@ -490,17 +527,60 @@ func (src *SchemaSource) Newer(ctx context.Context, old *Schema) (*Schema, error
 	return src.newer(ctx, old, false)
 }
 
+// open returns the first schema of a table. Of calls at the same time, one makes the requests.
+func (src *SchemaSource) open(ctx context.Context) error {
+	_, err := src.newer(ctx, nil, false)
+	return err
+}
+
+// newer returns a schema that was loaded after old; nil: any. If shared is set, the check of another
+// client counts.
+//
+// If the quota of the admin service is used up, it tries again until ctx ends: a fleet that starts
+// asks for each table as often as it has clients. From then on it takes part in the shared check, so
+// the fleet waits for one answer a table. And a client asks for one table at a time.
 func (src *SchemaSource) newer(ctx context.Context, old *Schema, shared bool) (*Schema, error) {
+	st := src.table.store
+	var known *string
+	if shared {
+		known = &old.check
+	}
+	s, err := src.newerOnce(ctx, old, known)
+	var quota *quotaError
+	if !errors.As(err, &quota) {
+		return s, err
+	}
+	ended := func() error {
+		return Ended(ctx, fmt.Sprintf("percolator: verifying the families of table %q", src.table.Name), err)
+	}
+	select {
+	case st.refused <- struct{}{}:
+		defer func() { <-st.refused }()
+	case <-ctx.Done():
+		return nil, ended()
+	}
+	for wait := time.Second; ; wait = min(2*wait, 16*time.Second) {
+		if s, err = src.newerOnce(ctx, old, &quota.check); !errors.As(err, &quota) {
+			return s, err
+		}
+		st.Log.WarnContext(ctx, "the quota of the admin service is used up", "table", src.table.Name, "error", err)
+		if Sleep(ctx, pause.Jitter(wait)) != nil {
+			return nil, ended()
+		}
+	}
+}
+
+func (src *SchemaSource) newerOnce(ctx context.Context, old *Schema, known *string) (*Schema, error) {
 	select {
 	case src.reloading <- struct{}{}:
 		defer func() { <-src.reloading }()
 	case <-ctx.Done():
 		return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
 	}
-	if s := src.latest.Load(); s.loaded.After(old.loaded) {
+	if s := src.latest.Load(); s != nil && (old == nil || s.loaded.After(old.loaded)) {
 		return s, nil // another call has just read it
 	}
-	if err := src.reload(ctx, shared); err != nil {
+	if err := src.reload(ctx, known); err != nil {
 		return nil, err
 	}
 	return src.latest.Load(), nil

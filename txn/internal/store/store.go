@@ -76,13 +76,15 @@ type Store struct {
 	Trace      telemetry.Tracing
 	Metrics    telemetry.Metrics
 
-	reads  Admission
-	ended  atomic.Bool // EndClose was called: nothing may continue
-	mu     sync.Mutex
-	tables map[string]*Table
-	open   int           // transactions, snapshots and calls that have not ended
-	closed bool          // BeginClose was called: nothing new may begin
-	idle   chan struct{} // closed once closed is set and open is 0
+	reads   Admission
+	refused chan struct{} // holds one token while a table waits for the quota of the admin service
+	ended   atomic.Bool   // EndClose was called: nothing may continue
+	mu      sync.Mutex
+	tables  map[string]*Table
+	opening map[string]*Table // those whose first schema is being read
+	open    int               // transactions, snapshots and calls that have not ended
+	closed  bool              // BeginClose was called: nothing new may begin
+	idle    chan struct{}     // closed once closed is set and open is 0
 }
 
 // NewRequests returns a Store that can only make requests of tables. It needs no metadata
@@ -96,10 +98,11 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 		opener: opener,
 		Config: cfg,
 		Log:    telemetry.WithTraceIDs(cfg.Logger),
-		tables: map[string]*Table{},
-		reads:  make(Admission, maxReads),
-		idle:   make(chan struct{}),
-		Trace:  telemetry.NewTracing(cfg.TracerProvider, cfg.TraceRowKeys),
+		tables: map[string]*Table{}, opening: map[string]*Table{},
+		refused: make(chan struct{}, 1),
+		reads:   make(Admission, maxReads),
+		idle:    make(chan struct{}),
+		Trace:   telemetry.NewTracing(cfg.TracerProvider, cfg.TraceRowKeys),
 	}
 	if s.Metrics, err = telemetry.NewMetrics(cfg.MeterProvider); err != nil {
 		return nil, fmt.Errorf("percolator: metrics: %w", err)
@@ -156,12 +159,21 @@ func (s *Store) Table(ctx context.Context, name string) (*Table, error) {
 	if name == "" || name == s.Config.MetadataTable {
 		return nil, format.Invalidf("table name %q", name)
 	}
-	t = s.NewTable(name)
-	if err := t.Schema.Reload(ctx); err != nil {
-		return nil, err
+	s.mu.Lock()
+	if t = s.opening[name]; t == nil {
+		t = s.NewTable(name)
+		s.opening[name] = t
 	}
+	s.mu.Unlock()
+	err := t.Schema.open(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.opening[name] == t {
+		delete(s.opening, name)
+	}
+	if err != nil {
+		return nil, err
+	}
 	if first := s.tables[name]; first != nil {
 		return first, nil
 	}

@@ -34,6 +34,8 @@ type Table struct {
 func newTable(s *Store, name string) *Table {
 	t := &Table{Name: name, API: s.opener.OpenTable(name), store: s}
 	t.Schema = SchemaSource{table: t, reloading: make(chan struct{}, 1)}
+	news := make(chan struct{})
+	t.Schema.news.Store(&news)
 	return t
 }
 
