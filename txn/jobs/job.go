@@ -146,9 +146,8 @@ func (j *Job) RunBatches(ctx context.Context, client *txn.Client, f func(ctx con
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(job.Parallel)
-	first := rand.IntN(len(parts)) // so that several processes do not begin at the same part
-	for i := range parts {
-		part := (first + i) % len(parts)
+	// Neighbors are often on the same node, and several processes should begin at different parts.
+	for _, part := range rand.Perm(len(parts)) {
 		g.Go(func() error { return r.part(gctx, part, parts[part]) })
 	}
 	err = g.Wait()
