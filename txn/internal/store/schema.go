@@ -471,7 +471,7 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 				if s, err = read(); err != nil {
 					return nil, err
 				}
-			case <-news: // a reload has read the record, and goes on to verify the families
+			case <-news: // a reload has read the record, and still verifies the families
 				continue
 			case <-ctx.Done():
 				return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
