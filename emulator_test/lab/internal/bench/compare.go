@@ -223,7 +223,7 @@ func (o *shared) oracleMode() string {
 
 // The goals for the ratios, and the paper's results.
 var (
-	goals  = map[string]float64{"read": .65, "latest": .72, "batch100_read": .5, "scan": .48, "write": .33, "write_cam": .7, "write10": .15, "write100": .13}
+	goals  = map[string]float64{"read": .65, "latest": .72, "batch100_read": .5, "scan": .48, "write": .33, "write_cam": .7, "write10": .15, "write100": .13, "write10_bulk": .15, "write100_bulk": .13}
 	papers = map[string]float64{"read": .94, "write": .23}
 )
 
