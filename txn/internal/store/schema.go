@@ -450,9 +450,12 @@ func (src *SchemaSource) Journal() recordpb.Journal { return src.latest.Load().J
 // needs that: an idle client would show values that other clients do not show any more, and that
 // garbage collection removes. Unlike a commit, a read does not need the families to be verified.
 func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
+	if src.latest.Load() == nil {
+		return nil, nil // only for requests: it was not opened
+	}
 	fresh := func() (*Schema, bool) {
 		s := src.latest.Load()
-		return s, s == nil || age(s.read) <= src.table.store.Config.SchemaMaxAge
+		return s, age(s.read) <= src.table.store.Config.SchemaMaxAge
 	}
 	read := func() (*Schema, error) {
 		defer func() { <-src.reloading }()
@@ -476,9 +479,6 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 			case <-ctx.Done():
 				return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
 			}
-		}
-		if s == nil {
-			return nil, nil
 		}
 		return s.Expiries, nil
 	}
