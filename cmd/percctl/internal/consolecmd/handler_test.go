@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -42,8 +43,9 @@ type fake struct {
 	runs         map[string]float64
 	err          error
 
-	asked    int
+	asked    atomic.Int32
 	again    atomic.Int32 // how often the checks were asked for
+	mu       sync.Mutex   // of writes of the last arguments; pages ask for several things at a time
 	table    string
 	row      string
 	args     []string
@@ -53,7 +55,7 @@ type fake struct {
 const now = tso.Timestamp(1_795_000_000_000_000)
 
 func (f *fake) Picture(context.Context) (*picture.Picture, error) {
-	f.asked++
+	f.asked.Add(1)
 	if f.err != nil {
 		return nil, f.err
 	}
@@ -107,7 +109,7 @@ func (f *fake) txn(i int) *inspect.Transaction {
 }
 
 func (f *fake) Tables(context.Context) ([]picture.Table, error) {
-	f.asked++
+	f.asked.Add(1)
 	all := []picture.Table{}
 	for i := range f.tables {
 		all = append(all, picture.Table{Name: fmt.Sprint("table", i, f.name), Rows: i * 1000, Complete: !f.first, Columns: []string{}})
@@ -116,8 +118,10 @@ func (f *fake) Tables(context.Context) ([]picture.Table, error) {
 }
 
 func (f *fake) Heat(_ context.Context, table string) (*picture.Heat, error) {
-	f.asked++
+	f.asked.Add(1)
+	f.mu.Lock()
 	f.table = table
+	f.mu.Unlock()
 	h := &picture.Heat{Bounds: []string{"m" + f.name}, Slots: []watch.HeatSlot{}, Slot: 10, GC: &gccmd.Status{}}
 	for i := range 20 {
 		h.Slots = append(h.Slots, watch.HeatSlot{Time: int64(now)/1e7*10 + int64(10*i), Locks: []int{i, 0}, Conflicts: []int{0, 0}, Pending: []int{1, 2}})
@@ -126,7 +130,7 @@ func (f *fake) Heat(_ context.Context, table string) (*picture.Heat, error) {
 }
 
 func (f *fake) Letters(context.Context) ([]picture.DeadLetter, error) {
-	f.asked++
+	f.asked.Add(1)
 	all := []picture.DeadLetter{}
 	for i := range f.tables {
 		all = append(all, picture.DeadLetter{Cell: fmt.Sprintf("table%d/r%s/f:q", i, f.name), Observer: "observer" + f.name, Parked: cli.Time(now), Error: f.name})
@@ -135,8 +139,10 @@ func (f *fake) Letters(context.Context) ([]picture.DeadLetter, error) {
 }
 
 func (f *fake) Row(_ context.Context, table, row string) (*rowAnswer, error) {
-	f.asked++
+	f.asked.Add(1)
+	f.mu.Lock()
 	f.table, f.row = table, row
+	f.mu.Unlock()
 	a := &rowAnswer{Now: now + 100}
 	for i := range tso.Timestamp(10) {
 		column, text := fmt.Sprintf("f:q%d%s", i%3, f.name), "value"+f.name
@@ -150,13 +156,15 @@ func (f *fake) Row(_ context.Context, table, row string) (*rowAnswer, error) {
 }
 
 func (f *fake) Transaction(_ context.Context, primary txn.Cell, _ tso.Timestamp) (*txnAnswer, error) {
-	f.asked++
+	f.asked.Add(1)
+	f.mu.Lock()
 	f.table, f.row = primary.Table, primary.Row
+	f.mu.Unlock()
 	return &txnAnswer{Transaction: f.txn(0), Age: "3 s", OwnerT: f.name, Cells: []readcmd.Event{{TS: now, Cell: "table0/r/f:q" + f.name, Kind: admin.VersionWrite, Words: f.name}}}, f.err
 }
 
 func (f *fake) Doctor(_ context.Context, again bool) (*health, error) {
-	f.asked++
+	f.asked.Add(1)
 	at := 1.0
 	if again {
 		f.again.Add(1)
@@ -175,8 +183,10 @@ func (f *fake) Doctor(_ context.Context, again bool) (*health, error) {
 }
 
 func (f *fake) Command(args []string, carryOut bool) (*job, error) {
-	f.asked++
+	f.asked.Add(1)
+	f.mu.Lock()
 	f.args, f.carryOut = args, carryOut
+	f.mu.Unlock()
 	return &job{Name: "j", Done: true, Text: f.name}, f.err
 }
 
@@ -313,10 +323,10 @@ func TestWhoMayAsk(t *testing.T) {
 		{"request of another site", http.MethodGet, headers("Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"), 403},
 		{"link from another site", http.MethodGet, headers("Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate"), 200},
 	} {
-		before := f.asked
+		before := f.asked.Load()
 		res, body := ask(test.method, "/api/state", "", test.edit)
-		if res.StatusCode != test.status || (f.asked != before) != (test.status == 200) {
-			t.Errorf("%s: %s, asked %d times\n%s", test.name, res.Status, f.asked-before, body)
+		if res.StatusCode != test.status || (f.asked.Load() != before) != (test.status == 200) {
+			t.Errorf("%s: %s, asked %d times\n%s", test.name, res.Status, f.asked.Load()-before, body)
 		}
 		if test.method == http.MethodHead && body != "" {
 			t.Errorf("HEAD: %q", body)
