@@ -33,6 +33,9 @@ func TestFlagsBeforeConnection(t *testing.T) {
 	visit = func(cmd *cobra.Command) {
 		line, _, _ := strings.Cut(strings.TrimSpace(cmd.Example), "\n")
 		line, _, _ = strings.Cut(line, "#")
+		if cmd.Parent() != nil && cmd.Parent().Name() == "gc" && cmd.LocalFlags().Lookup("retention") != nil {
+			check(line, "retention", "1s")
+		}
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			bad := map[string][]string{"int": {"-5"}, "float64": {"-5", "NaN"}, "duration": {"-5s"}}[f.Value.Type()]
 			for _, value := range bad {

@@ -51,11 +51,15 @@ type Config struct {
 	Progress func(Progress)
 }
 
+// MinRetention is the shortest Config.Retention. Shorter than that, a slow transaction could be
+// damaged.
+func MinRetention() time.Duration { return gctime.MinRetention() }
+
 func (cfg Config) withDefaults() (Config, error) {
 	if cfg.Retention == 0 {
 		cfg.Retention = DefaultRetention
 	}
-	if least := gctime.MinRetention(); cfg.Retention < least {
+	if least := MinRetention(); cfg.Retention < least {
 		return cfg, invalidf("Config.Retention is %v; set it to %v or more, so that slow transactions can end", cfg.Retention, least)
 	}
 	if !(cfg.Rate >= 0) {

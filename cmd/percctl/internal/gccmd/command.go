@@ -36,7 +36,7 @@ type gcFlags struct {
 
 func (f *gcFlags) add(cmd *cobra.Command, checks *cli.Checks) {
 	cmd.Flags().DurationVar(&f.retention, "retention", gc.DefaultRetention, "how far back reads stay possible")
-	cli.AtLeast(checks, "retention", &f.retention, 1, "positive")
+	cli.AtLeast(checks, "retention", &f.retention, gc.MinRetention(), gc.MinRetention().String()+" or more")
 	cmd.Flags().Float64Var(&f.rate, "rate", 0, "maximum rows that all collectors of a run read per second (0: no limit)")
 	cli.AtLeast(checks, "rate", &f.rate, 0, "positive, or 0 for no limit")
 	cmd.Flags().BoolVar(&f.plain, "plain", false, "also remove data written without transactions, where a committed version hides it")

@@ -150,8 +150,9 @@ func (o *createOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	e := o.edited(f)
 	question := fmt.Sprintf("Create the index in %s? Clients that do not keep it cannot write the columns any more.", s.Where)
+	done := "created " + o.name
 	if f.State == index.Ready {
-		question = ""
+		question, done = "", o.name+" is ready already"
 	}
 	if ok, err := o.Ask(ctx, e, e.text, question); !ok {
 		return err
@@ -161,7 +162,7 @@ func (o *createOptions) run(ctx context.Context, s *session.Session) error {
 		s.Progress.Set("%d of %s, %d rows", p.Done, cli.Count(p.Parts, "part"), p.Rows)
 	})
 	s.Progress.End()
-	return o.finish(ctx, s.Client(), x, e, err, "created "+o.name)
+	return o.finish(ctx, s.Client(), x, e, err, done)
 }
 
 // finish prints the outcome.

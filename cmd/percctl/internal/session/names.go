@@ -30,8 +30,12 @@ func (s *Session) explainTable(ctx context.Context, client *txn.Client, name str
 		return err
 	}
 	var names []string
+	var leaving map[string]bool
 	if client != nil {
-		if names, err = admin.Tables(ctx, client); err != nil {
+		if names, err = admin.Tables(ctx, client); err == nil {
+			leaving, err = admin.UnfinishedAdoptions(ctx, client)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -40,6 +44,9 @@ func (s *Session) explainTable(ctx context.Context, client *txn.Client, name str
 	}
 	stored, err := s.Admin.Tables(ctx)
 	if err == nil && !missing && slices.Contains(stored, name) {
+		if leaving[name] {
+			return NotFoundf("table %s of %s is leaving: percctl table leave %s continues", name, s.Where, name)
+		}
 		return NotFoundf("table %s of %s is not transactional: percctl table adopt %s makes it transactional", name, s.Where, name)
 	}
 	if client == nil {

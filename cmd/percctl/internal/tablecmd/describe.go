@@ -1,6 +1,7 @@
 package tablecmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,15 +134,11 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 func describeFamilies(info *bigtable.TableInfo, expiries map[string]time.Duration) []describedFamily {
 	all := []describedFamily{}
 	for _, f := range info.FamilyInfos {
-		role := roles[f.Name]
-		if role == "" {
-			role = "data"
-		}
 		policy := f.GCPolicy
 		if policy == "<never>" {
 			policy = ""
 		}
-		all = append(all, describedFamily{f.Name, role, policy, expiries[f.Name].Seconds()})
+		all = append(all, describedFamily{f.Name, cmp.Or(roles[f.Name], "data"), policy, expiries[f.Name].Seconds()})
 	}
 	slices.SortFunc(all, func(a, b describedFamily) int { return strings.Compare(a.Name, b.Name) })
 	return all
@@ -159,15 +156,11 @@ func (d *description) text(w io.Writer) error {
 	table := cli.NewTable(w)
 	cli.WriteRow(table, "FAMILY", "POLICY", "WHAT IT HOLDS")
 	for _, f := range d.Families {
-		policy := f.Policy
-		if policy == "" {
-			policy = "none"
-		}
 		role := f.Role
 		if f.Expiry != 0 {
 			role += ", which lasts " + lasts(f.Expiry)
 		}
-		cli.WriteRow(table, f.Name, policy, role)
+		cli.WriteRow(table, f.Name, cmp.Or(f.Policy, "none"), role)
 	}
 	if len(d.Observed) > 0 {
 		cli.WriteRow(table)
@@ -177,11 +170,7 @@ func (d *description) text(w io.Writer) error {
 			if o.Weak {
 				name += " (weak)"
 			}
-			observers := strings.Join(o.Observers, ", ")
-			if observers == "" {
-				observers = "none"
-			}
-			cli.WriteRow(table, name, cli.Line(observers))
+			cli.WriteRow(table, name, cli.Line(cmp.Or(strings.Join(o.Observers, ", "), "none")))
 		}
 	}
 	if err := table.Flush(); err != nil || d.Sample == nil {

@@ -52,8 +52,9 @@ func newInitCmd(s *cli.Streams) *cobra.Command {
 		Short: "Create a transactional table, or add the metadata families to one",
 		Long: `Create a transactional table, or make an existing one transactional. The command
 creates what is missing of the metadata table, the table, its data families and the
-metadata families (` + metadataFamilies + `), checks that no family has a
-garbage-collection policy, and records the schema. Cells that are in the table stay
+metadata families (` + metadataFamilies + `, and with
+--bulk-prewrite _bulk), checks that no family has a garbage-collection policy, and
+records the schema. Cells that are in the table stay
 as they are and count as committed before every transaction. To run the command
 twice is harmless. --bulk-prewrite changes an existing table, too: that takes two
 minutes, and all clients must run this release. For a table that is in use,
