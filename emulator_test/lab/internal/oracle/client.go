@@ -14,13 +14,12 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/cputime"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -115,23 +114,32 @@ func (c *client) run(ctx context.Context, s *cli.Streams) error {
 	}
 }
 
-// bare measures round trips of gRPC alone: calls with an empty request, over a plain
-// connection.
+// bare measures round trips of gRPC alone: one message each way for a timestamp, on one
+// stream of a plain connection. It is the floor of a request of [tso.Client].
 func (c *client) bare(ctx context.Context, o order) (result, error) {
-	var live *grpc.ClientConn
+	leader := c.servers[0]
 	for _, a := range c.servers {
-		conn, err := grpc.NewClient(a, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			return result{}, err
+		if st, err := tso.ServerStatus(ctx, tso.ClientConfig{Addresses: []string{a}}); err == nil && st.Leading {
+			leader = a
 		}
-		defer func() { _ = conn.Close() }()
-		live = conn
 	}
-	health := healthpb.NewHealthClient(live)
-	var n atomic.Int64 // in place of a timestamp
-	return load(ctx, o, func(ctx context.Context) (tso.Timestamp, error) {
-		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{Service: server.LiveService})
-		return tso.Timestamp(n.Add(1)), err
+	conn, err := grpc.NewClient(leader, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return result{}, err
+	}
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/percolator.tso.v1.Oracle/Timestamps")
+	if err != nil {
+		return result{}, err
+	}
+	// The wire's messages have the shape of this one: two integers, fields 1 and 2.
+	req, res := timestamppb.Timestamp{Seconds: tso.FormatVersion, Nanos: 1}, timestamppb.Timestamp{}
+	return load(ctx, o, func(context.Context) (tso.Timestamp, error) {
+		_ = stream.SendMsg(&req) // RecvMsg returns the reason if this fails
+		err := stream.RecvMsg(&res)
+		return tso.Timestamp(res.Seconds), err
 	})
 }
 

@@ -43,7 +43,8 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Long: `Measure how fast the timestamp oracle is on this machine. The command starts an emulator
 of Bigtable, server processes and client processes. Callers in the clients request
 one timestamp at a time; their number grows from one to --callers. For comparison it
-measures bare gRPC round trips to the leader, and direct mode on the emulator.
+measures direct mode on the emulator, and bare messages to the leader: one each way on a
+gRPC stream, which is the least that a request can cost.
 
 The JSON field timestamps_per_second at the top is the highest rate of served mode.`,
 		Example: `  lab oracle
