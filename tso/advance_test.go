@@ -1,12 +1,17 @@
 package tso_test
 
 import (
+	"context"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
@@ -148,4 +153,85 @@ func TestAdvanceRestored(t *testing.T) {
 			t.Errorf("%d, and %d is out", h.Highest(), high)
 		}
 	})
+}
+
+// TestAdvanceFaults: what Advance says of the row is true, whichever of its writes fails, in each mode.
+func TestAdvanceFaults(t *testing.T) {
+	refuse := func(code codes.Code) func(func() (any, error)) (any, error) {
+		return func(func() (any, error)) (any, error) { return nil, status.Error(code, "injected") }
+	}
+	applied := func(call func() (any, error)) (any, error) {
+		_, _ = call()
+		return nil, status.Error(codes.Unavailable, "injected")
+	}
+	modes := map[string]func(e *tsotest.Emulator){
+		"no value": func(e *tsotest.Emulator) { e.DeleteRow() },
+		"direct":   func(e *tsotest.Emulator) { e.PutInt(int64(tsotest.Now())) },
+		"served":   func(e *tsotest.Emulator) { e.SetMode(tso.ModeServed) },
+	}
+	for _, tt := range []struct {
+		name    string
+		method  string
+		times   int // how many requests fail
+		fault   func(func() (any, error)) (any, error)
+		cancel  bool // the caller leaves when the request fails
+		changed bool
+		code    codes.Code // of the error; OK: there is none
+		rpcs    string
+		stays   bool // the row
+	}{
+		{name: "none", changed: true, rpcs: "ReadRows:1 CheckAndMutateRow:1"},
+		{name: "a write is lost", method: tsotest.CheckAndMutate, times: 1, fault: refuse(codes.Unavailable), changed: true, rpcs: "ReadRows:2 CheckAndMutateRow:2"},
+		{name: "an answer is lost", method: tsotest.CheckAndMutate, times: 1, fault: applied, changed: true, rpcs: "ReadRows:2 CheckAndMutateRow:1"},
+		{name: "a write is refused", method: tsotest.CheckAndMutate, times: 1, fault: refuse(codes.PermissionDenied), code: codes.PermissionDenied, rpcs: "ReadRows:1 CheckAndMutateRow:1", stays: true},
+		{name: "the caller leaves", method: tsotest.CheckAndMutate, times: 1, fault: refuse(codes.Unavailable), cancel: true, code: codes.Canceled, rpcs: "ReadRows:1 CheckAndMutateRow:1", stays: true},
+		{name: "all writes are lost", method: tsotest.CheckAndMutate, times: 100, fault: refuse(codes.Unavailable), code: codes.Unavailable, rpcs: "ReadRows:10 CheckAndMutateRow:10", stays: true},
+		{name: "the read is refused", method: tsotest.ReadRows, times: 1, fault: refuse(codes.PermissionDenied), code: codes.PermissionDenied, rpcs: "ReadRows:1", stays: true},
+	} {
+		for mode, begin := range modes {
+			t.Run(tt.name+"/"+mode, func(t *testing.T) {
+				tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+					begin(e)
+					before, to := e.State(), tsotest.Now()+1_000_000
+					table := e.Table("percolator")
+					e.Counted()
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					var fired atomic.Int64
+					e.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+						if method != tt.method || fired.Add(1) > int64(tt.times) {
+							return call()
+						}
+						if tt.cancel {
+							cancel()
+						}
+						return tt.fault(call)
+					})
+					changed, err := tso.Advance(ctx, table, tso.RowConfig{}, to)
+					e.On(nil)
+					e.Expect(tt.rpcs)
+					if tt.method != "" && fired.Load() == 0 {
+						t.Error("nothing failed")
+					}
+					code := status.Code(err)
+					if tt.cancel && errors.Is(err, context.Canceled) {
+						code = codes.Canceled
+					}
+					if changed != tt.changed || code != tt.code {
+						t.Errorf("%t, %v; want %t and %v", changed, err, tt.changed, tt.code)
+					}
+					if tt.times > 10 && !strings.Contains(err.Error(), "10 attempts") {
+						t.Error(err)
+					}
+					want := to
+					if tt.stays {
+						want = before.Limit
+					}
+					if s := e.State(); s.Limit != want {
+						t.Errorf("the row is at %d, want %d", s.Limit, want)
+					}
+				})
+			})
+		}
+	}
 }

@@ -1,8 +1,11 @@
 package tso
 
 import (
+	"context"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // TestSealedBatch: no caller joins after the seal, when the request may be under
@@ -50,4 +53,87 @@ func TestSealWhileJoining(t *testing.T) {
 			t.Fatalf("sealed with %d, %d got in", n, len(places))
 		}
 	}
+}
+
+// TestGather: a request waits only for callers that were there a moment ago, while more come, and for
+// gatherAtMost. A caller that is alone waits for nobody.
+func TestGather(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		expected int64
+		joined   []int64 // each time gather looks; then the last one
+		takes    time.Duration
+		looks    int
+	}{
+		{"nobody is expected", 0, []int64{1}, 0, 0},
+		{"one is expected", 1, []int64{0}, 0, 0},
+		{"all are there", 3, []int64{3}, 0, 1},
+		{"more are there", 3, []int64{4}, 0, 1},
+		{"nobody comes", 3, []int64{1}, 0, 1 + gatherTries},
+		{"all come, one by one", 9, []int64{1, 2, 3, 4, 5, 6, 7, 8, 9}, 0, 9},
+		{"one comes late", 3, []int64{1, 1, 1, 1, 2}, 0, 5 + gatherTries},
+		{"time is over", 9, []int64{1}, gatherAtMost / 2, 2},
+		{"time is almost over", 9, []int64{1}, gatherAtMost/2 - 1, 3},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			looks := 0
+			gather(func() int64 {
+				<-time.After(tt.takes)
+				looks++
+				return tt.joined[min(looks, len(tt.joined))-1]
+			}, tt.expected)
+			if looks != tt.looks {
+				t.Errorf("%s: it looked %d times, want %d", tt.name, looks, tt.looks)
+			}
+		})
+	}
+}
+
+// TestLeaveBatch: a caller that leaves an answered batch still has its answer. The last one that
+// leaves ends the request, if it is under way.
+func TestLeaveBatch(t *testing.T) {
+	for _, tt := range []struct {
+		name                          string
+		callers, leave                int
+		sent, answered, left, cancels bool
+	}{
+		{"answered", 2, 1, true, true, false, true},
+		{"answered before it was sent", 1, 1, false, true, false, false},
+		{"others wait", 2, 1, true, false, true, false},
+		{"nobody waits", 2, 2, true, false, true, true},
+		{"not sent", 1, 1, false, false, true, false},
+	} {
+		b := &batch{done: make(chan struct{})}
+		for want := range tt.callers {
+			if got := b.add(); got != int64(want) {
+				t.Errorf("%s: place %d, want %d", tt.name, got, want)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if tt.sent {
+			b.cancel = cancel
+		}
+		if tt.answered {
+			b.finish(7, nil)
+			b.finish(8, ErrClosed) // only the first one answers
+		}
+		left := false
+		for range tt.leave {
+			left = b.remove()
+		}
+		ended := ctx.Err() != nil
+		b.finish(9, ErrClosed)
+		wantTS, wantErr := Timestamp(0), error(nil)
+		switch {
+		case tt.answered:
+			wantTS = 7
+		case tt.leave < tt.callers:
+			wantTS, wantErr = 9, ErrClosed
+		}
+		if left != tt.left || ended != tt.cancels || b.first != wantTS || b.err != wantErr {
+			t.Errorf("%s: left %t, request ended %t, answer %d, %v", tt.name, left, ended, b.first, b.err)
+		}
+	}
+	(*batch)(nil).finish(1, nil)
 }

@@ -2,8 +2,11 @@ package tso_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -20,8 +23,9 @@ type operation struct {
 	before func(e *tsotest.Emulator)
 	call   func(ctx context.Context, e *tsotest.Emulator) (any, error)
 	want   any
-	// again: a failure that passes is tried again.
-	again bool
+	// again: a failure that passes is tried again. settles: after a write without an answer, the
+	// operation finds out whether it was applied.
+	again, settles bool
 }
 
 func operations() []operation {
@@ -72,18 +76,18 @@ func operations() []operation {
 			s, err := tso.ReadRow(ctx, e.Table("percolator"), tso.RowConfig{})
 			return s.Mode, err
 		}, want: tso.ModeDirect},
-		{name: "to served", call: mode(tso.ModeServed), want: true},
-		{name: "to direct", before: served, call: mode(tso.ModeDirect), want: true},
-		{name: "first mode is served", before: (*tsotest.Emulator).DeleteRow, call: mode(tso.ModeServed), want: true},
+		{name: "to served", call: mode(tso.ModeServed), want: true, settles: true},
+		{name: "to direct", before: served, call: mode(tso.ModeDirect), want: true, settles: true},
+		{name: "first mode is served", before: (*tsotest.Emulator).DeleteRow, call: mode(tso.ModeServed), want: true, settles: true},
 		{name: "first mode is direct", before: (*tsotest.Emulator).DeleteRow, call: mode(tso.ModeDirect), want: true},
 		{name: "is served", before: served, call: mode(tso.ModeServed), want: false},
-		{name: "advance", call: advance, want: true},
-		{name: "advance nothing", before: (*tsotest.Emulator).DeleteRow, call: advance, want: true},
-		{name: "advance in served mode", before: served, call: advance, want: true},
-		{name: "take a lock", call: acquire, want: "true x"},
-		{name: "take an expired lock", before: expired, call: acquire, want: "true x"},
+		{name: "advance", call: advance, want: true, settles: true},
+		{name: "advance nothing", before: (*tsotest.Emulator).DeleteRow, call: advance, want: true, settles: true},
+		{name: "advance in served mode", before: served, call: advance, want: true, settles: true},
+		{name: "take a lock", call: acquire, want: "true x", settles: true},
+		{name: "take an expired lock", before: expired, call: acquire, want: "true x", settles: true},
 		{name: "take a held lock", before: heldBy("y"), call: acquire, want: "false y"},
-		{name: "renew a lock", before: heldBy("x"), call: acquire, want: "true x"},
+		{name: "renew a lock", before: heldBy("x"), call: acquire, want: "true x", settles: true},
 		{name: "release a lock", before: heldBy("x"), call: release, want: true},
 		{name: "release another's lock", before: heldBy("y"), call: release, want: true},
 		{name: "holder", before: heldBy("y"), call: holder, want: "y"},
@@ -92,16 +96,30 @@ func operations() []operation {
 	}
 }
 
-// TestOperationsRefusedAtEveryRequest refuses one request of each operation, each in turn. The
-// operation returns that, and says of nothing that it was done. Called again, it does what it
-// does without the refusal.
-func TestOperationsRefusedAtEveryRequest(t *testing.T) {
+// failures are what happens to one request of an operation.
+var failures = []struct {
+	name    string
+	code    codes.Code
+	applied bool // the request takes effect, and the answer is lost
+	leaves  bool // the caller's context ends
+}{
+	{"refused", codes.PermissionDenied, false, false},
+	{"lost", codes.Unavailable, false, false},
+	{"not answered", codes.Unavailable, true, false},
+	{"left", codes.Unavailable, false, true},
+}
+
+// TestOperationsFailAtEveryRequest fails one request of each operation, each in turn. The operation
+// returns that, and says of nothing that it was done. Called again, it does what it does without the
+// failure. If only the answer was lost, an operation that can find out does, and reports the truth. A
+// caller who leaves gets the error of its context, and costs no further request.
+func TestOperationsFailAtEveryRequest(t *testing.T) {
 	for _, op := range operations() {
 		t.Run(op.name, func(t *testing.T) {
 			more := true
 			for k := 1; more && !t.Failed(); k++ {
-				for _, code := range []codes.Code{codes.PermissionDenied, codes.Unavailable} {
-					tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) { more = refuseOne(t, e, op, k, code) })
+				for i := range failures {
+					tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) { more = failOne(t, e, op, k, i) })
 				}
 				if !more && k == 1 {
 					t.Error("it sent no request")
@@ -111,7 +129,7 @@ func TestOperationsRefusedAtEveryRequest(t *testing.T) {
 	}
 }
 
-func refuseOne(t *testing.T, e *tsotest.Emulator, op operation, k int, code codes.Code) (fired bool) {
+func failOne(t *testing.T, e *tsotest.Emulator, op operation, k, i int) (fired bool) {
 	if _, err := e.Direct(tso.DirectConfig{}).Timestamp(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -125,32 +143,48 @@ func refuseOne(t *testing.T, e *tsotest.Emulator, op operation, k int, code code
 		}
 		return fmt.Sprintf("%+v", s)
 	}
-	before := state()
-	n := 0
-	e.On(func(_ context.Context, _ string, call func() (any, error)) (any, error) {
-		if n++; n == k {
-			fired = true
-			return nil, status.Error(code, "injected")
+	fail, before := failures[i], state()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var n atomic.Int64
+	wrote := false
+	e.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+		if n.Add(1) != int64(k) {
+			return call()
 		}
-		return call()
+		fired, wrote = true, method != tsotest.ReadRows
+		if fail.applied {
+			_, _ = call()
+		}
+		if fail.leaves {
+			leave()
+		}
+		return nil, status.Error(fail.code, "injected")
 	})
-	got, err := op.call(t.Context(), e)
+	got, err := op.call(ctx, e)
+	synctest.Wait()
 	e.On(nil)
-	passes := code == codes.Unavailable && op.again
+	passes := fail.code == codes.Unavailable && !fail.leaves && (op.again || fail.applied && op.settles && wrote)
+	done := err == nil && got == op.want
 	switch {
-	case (!fired || passes) && (err != nil || got != op.want):
-		t.Errorf("request %d, %v: %v, %v; want %v", k, code, got, err, op.want)
+	case (!fired || passes) && !done:
+		t.Errorf("request %d, %s: %v, %v; want %v", k, fail.name, got, err, op.want)
 	case !fired || passes:
 		return fired
-	case code == codes.Unavailable && err == nil && got == op.want: // tried again
+	case fail.leaves:
+		if !errors.Is(err, context.Canceled) && status.Code(err) != codes.Canceled || n.Load() != int64(k) {
+			t.Errorf("the caller left at request %d: %v, %v, after %d requests", k, got, err, n.Load())
+		}
+	case fail.code == codes.Unavailable && done: // tried again
 		return true
-	case status.Code(err) != code:
-		t.Errorf("request %d was refused with %v: %v, %v", k, code, got, err)
-	case got == op.want && got != false && got != "":
-		t.Errorf("request %d was refused with %v, and the result is %v", k, code, got)
+	case status.Code(err) != fail.code:
+		t.Errorf("request %d, %s: %v, %v", k, fail.name, got, err)
 	}
-	if got, err := op.call(t.Context(), e); err != nil || got != op.want && state() == before {
-		t.Errorf("again after request %d failed with %v: %v, %v; want %v", k, code, got, err, op.want)
+	if err != nil && got == op.want && got != false && got != "" {
+		t.Errorf("request %d, %s, and the result is %v", k, fail.name, got)
+	}
+	if got, err := op.call(t.Context(), e); err != nil || !(fail.applied && wrote) && got != op.want && state() == before {
+		t.Errorf("again after request %d, %s: %v, %v; want %v", k, fail.name, got, err, op.want)
 	}
 	return fired
 }
