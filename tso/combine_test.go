@@ -72,8 +72,8 @@ func TestGather(t *testing.T) {
 		{"nobody comes", 3, []int64{1}, 0, 1 + gatherTries},
 		{"all come, one by one", 9, []int64{1, 2, 3, 4, 5, 6, 7, 8, 9}, 0, 9},
 		{"one comes late", 3, []int64{1, 1, 1, 1, 2}, 0, 5 + gatherTries},
-		{"time is over", 9, []int64{1}, gatherAtMost / 2, 2},
-		{"time is almost over", 9, []int64{1}, gatherAtMost/2 - 1, 3},
+		{"the time has passed", 9, []int64{1}, gatherAtMost / 2, 2},
+		{"the time has almost passed", 9, []int64{1}, gatherAtMost/2 - 1, 3},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			looks := 0
@@ -99,7 +99,7 @@ func TestLeaveBatch(t *testing.T) {
 	}{
 		{"answered", 2, 1, true, true, false, true},
 		{"answered before it was sent", 1, 1, false, true, false, false},
-		{"others wait", 2, 1, true, false, true, false},
+		{"another caller waits", 2, 1, true, false, true, false},
 		{"nobody waits", 2, 2, true, false, true, true},
 		{"not sent", 1, 1, false, false, true, false},
 	} {
