@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/format"
+	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
@@ -30,6 +32,20 @@ type operation struct {
 
 func operations() []operation {
 	served := func(e *tsotest.Emulator) { e.SetMode(tso.ModeServed) }
+	// leaderDied: nobody has released the lease, so it lasts for some time.
+	leaderDied := func(e *tsotest.Emulator) {
+		served(e)
+		r := row.Open(e.Table("percolator"), "", "", 0)
+		s, err := r.Read(e.T.Context())
+		if err != nil {
+			e.T.Fatal(err)
+		}
+		s.Served.Released, s.Served.LeaseUs = false, time.Second.Microseconds()
+		if ok, err := r.Swap(e.T.Context(), s.Lease, format.Lease{Epoch: s.Lease.Epoch + 1, Nonce: 1}, s.Served); !ok || err != nil {
+			e.T.Fatal(ok, err)
+		}
+		e.Counted()
+	}
 	mode := func(m tso.Mode) func(context.Context, *tsotest.Emulator) (any, error) {
 		return func(ctx context.Context, e *tsotest.Emulator) (any, error) {
 			return tso.SetMode(ctx, e.Table("percolator"), tso.RowConfig{}, m)
@@ -84,6 +100,8 @@ func operations() []operation {
 		{name: "advance", call: advance, want: true, settles: true},
 		{name: "advance nothing", before: (*tsotest.Emulator).DeleteRow, call: advance, want: true, settles: true},
 		{name: "advance in served mode", before: served, call: advance, want: true, settles: true},
+		{name: "to direct after a leader died", before: leaderDied, call: mode(tso.ModeDirect), want: true, settles: true},
+		{name: "advance after a leader died", before: leaderDied, call: advance, want: true, settles: true},
 		{name: "take a lock", call: acquire, want: "true x", settles: true},
 		{name: "take an expired lock", before: expired, call: acquire, want: "true x", settles: true},
 		{name: "take a held lock", before: heldBy("y"), call: acquire, want: "false y"},
