@@ -153,7 +153,7 @@ func cpuCharts(r *results) []drawing {
 	c := charts.Chart{File: "performance-cpu", Title: "The client's own CPU time, with a stub that answers at once", Y: "µs for an operation, or for a row of one", Decimals: 1}
 	raw, ours := charts.Series{Name: "Bigtable client alone, as many requests", Colour: charts.RawColour}, charts.Series{Name: "this library on it", Colour: charts.OursColour}
 	for _, l := range r.CPU.Lines {
-		c.Groups = append(c.Groups, strings.Replace(l.Name, " of ", "\nof ", 1))
+		c.Groups = append(c.Groups, strings.NewReplacer(" of ", "\nof ", ", by a bulk prewrite", "\n(bulk)").Replace(l.Name))
 		raw.Values, ours.Values = append(raw.Values, l.RawCPU/float64(l.Rows)), append(ours.Values, l.CPU/float64(l.Rows))
 	}
 	c.Series = []charts.Series{raw, ours}
