@@ -300,7 +300,10 @@ func (t *Token) Publish(ctx context.Context) error {
 	t.mu.Lock()
 	running := t.running && !t.closed
 	t.mu.Unlock()
-	if !running {
+	switch {
+	case !running && ctx.Err() != nil:
+		return store.Ended(ctx, "percolator: Hold: writing the worker token", nil)
+	case !running:
 		return fmt.Errorf("percolator: Hold: the client could not write its worker token to table %q, and without it nothing holds garbage collection back; try again in %v", t.resolver.Metadata.Name, t.resolver.Config.TokenTTL)
 	}
 	return t.write(ctx, now)
