@@ -39,6 +39,14 @@ func Scripts(t *testing.T, dir string) []string {
 // that is where the failure is.
 func Run(t *testing.T, p testscript.Params) {
 	p.Deadline, _ = t.Deadline()
+	setup := p.Setup
+	p.Setup = func(env *testscript.Env) error {
+		env.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each command with the race detector sleeps for a second at its end
+		if setup == nil {
+			return nil
+		}
+		return setup(env)
+	}
 	testscript.RunT(runner{t}, p)
 }
 

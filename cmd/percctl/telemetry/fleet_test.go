@@ -39,7 +39,7 @@ type backEnd interface {
 // the same; docs/observability.md has the command.
 func TestFleet(t *testing.T) {
 	lab := filepath.Join(t.TempDir(), "lab")
-	if out, err := exec.Command("go", "build", "-o", lab, "../../../emulator_test/lab").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", lab, "../../../emulator_test/lab").CombinedOutput(); err != nil {
 		t.Fatalf("building lab: %v\n%s", err, out)
 	}
 	first := freePorts(t, targetsN)
