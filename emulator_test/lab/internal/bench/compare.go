@@ -307,8 +307,11 @@ func (o *shared) on(t rig.TableSpec, op string, batch int) rig.Task {
 	switch { // so that large operations have about as many rows under way as batches
 	case batch >= 10_000:
 		made.Callers = 1
-	case batch >= 1000: // and writes of the same rows do not meet
-		made.Callers = max(min(o.callers/8, t.Rows/batch/2), 1)
+	case batch >= 1000:
+		made.Callers = o.callers / 8
+	}
+	if batch >= 100 { // so that writes of the same rows do not meet
+		made.Callers = max(min(made.Callers, t.Rows/batch/2), 1)
 	}
 	return made
 }
