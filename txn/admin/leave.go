@@ -296,6 +296,9 @@ func (l *leaver) resolve(ctx context.Context) error {
 // saveInterval is how often a part stores how far it has come.
 const saveInterval = time.Second
 
+// leaveRows is how many rows a request rewrites: requests of other clients wait for it.
+const leaveRows = 200
+
 // part rewrites a part of the table, and stores how far it has come.
 func (l *leaver) part(ctx context.Context, t *store.Table, part store.KeyRange, now tso.Timestamp, expiries store.Expiries) error {
 	left := func(end string) error {
@@ -307,8 +310,13 @@ func (l *leaver) part(ctx context.Context, t *store.Table, part store.KeyRange, 
 	everything := func(*store.Table) bigtable.Filter { return store.Interleave(bigtable.PassAllFilter()) }
 	saved := time.Now()
 	err := l.c.Pages(ctx, t.Name, bigtable.NewRange(part.Start, part.End), everything, func(t *store.Table, page []bigtable.Row) (bool, error) {
-		err := l.page(ctx, t, page, now, expiries)
-		if err == nil && len(page) > 0 && time.Since(saved) >= saveInterval {
+		for rows := range slices.Chunk(page, leaveRows) {
+			if err := l.page(ctx, t, rows, now, expiries); err != nil {
+				return false, err
+			}
+		}
+		var err error
+		if len(page) > 0 && time.Since(saved) >= saveInterval {
 			saved = time.Now()
 			err = left(page[len(page)-1].Key() + "\x00")
 		}
