@@ -33,11 +33,13 @@ type journal struct {
 	search      Search
 	least, most time.Duration
 	pieces      int
+	threads     int
 
 	fleet    fleet
 	interval time.Duration // between two reads by all workers together
 	took     time.Duration // the last turn
-	cost     time.Duration // about how long one worker needs to read the whole journal
+	rest     time.Duration // of all workers after it
+	cost     time.Duration // about how long one request after the other for the whole journal takes
 	locks    tso.Locks     // nil: none
 	busy     bool          // the last turn found something
 	whole    time.Time     // the last turn that read the whole journal
@@ -63,9 +65,9 @@ type offered struct {
 	taken  time.Time     // 0: it waits
 }
 
-func newJournal(s *Scanner, search Search, least, most time.Duration, pieces int) *journal {
+func newJournal(s *Scanner, search Search, least, most time.Duration, pieces, threads int) *journal {
 	// Several reads fall into the longest time that a notification may wait.
-	return &journal{scanner: s, search: search, least: least, most: max(most/5, least), interval: least, busy: true, whole: time.Now(), pieces: pieces, offers: map[target]chan changes.Notification{}, offered: map[txn.Cell]offered{}}
+	return &journal{scanner: s, search: search, least: least, most: max(most/5, least), interval: least, busy: true, whole: time.Now(), pieces: pieces, threads: threads, offers: map[target]chan changes.Notification{}, offered: map[txn.Cell]offered{}}
 }
 
 // begin finds out which tables have a journal. If there are other workers, it waits for a moment:
@@ -243,8 +245,11 @@ func (j *journal) wait(ctx context.Context) error {
 		return pause.For(ctx, max(j.interval, 3*j.took))
 	}
 	began, part := time.Now(), 0.5+rand.Float64()/2
+	if j.cost >= longRead {
+		part /= 8 // mostly another worker has read the journal lately, and this one only asks
+	}
 	for {
-		left := max(time.Duration(part*float64(j.fleet.share)*float64(j.interval)), 3*j.took) - time.Since(began)
+		left := max(time.Duration(part*float64(j.fleet.share)*float64(j.interval)), j.rest) - time.Since(began)
 		look := max(5*j.most, time.Duration(j.fleet.share)*time.Second/2)
 		if err := pause.For(ctx, min(left, look)); err != nil || left <= look {
 			return err
@@ -272,13 +277,15 @@ func (j *journal) turn(ctx context.Context) error {
 	if len(tables) == 0 {
 		return nil
 	}
-	part, of := j.fleet.rank, j.fleet.share
+	j.rest = 0
+	first, parts, of := j.fleet.rank, 1, j.fleet.share
 	release := func(error) {}
 	if !j.busy || time.Since(j.whole) >= time.Duration(of)*j.most {
 		r, alone := j.alone(ctx)
 		switch {
 		case alone:
-			release, part, of, j.whole = r, 0, 1, time.Now()
+			parts = j.parts()
+			release, first, of, j.whole = r, 0, parts, time.Now()
 		case !j.busy:
 			j.interval = min(2*j.interval, j.most)
 			return nil
@@ -286,25 +293,15 @@ func (j *journal) turn(ctx context.Context) error {
 			j.whole = j.whole.Add(j.most) // try again then
 		}
 	}
-	failed, nothing := error(nil), true
 	j.scanner.reads.Add(1)
-	for n, err := range changes.Pending(ctx, j.search.Client, tables, part, of) {
-		if err != nil {
-			if !isMissing(ctx, j.search, &j.missing, n.Cell.Table, err) {
-				failed = errors.Join(failed, err)
-			}
-			continue
-		}
-		j.missing.Delete(n.Cell.Table)
-		j.scanner.notifications.Add(1)
-		nothing = false
-		j.offer(ctx, n)
+	sum, nothing, failed := j.read(ctx, tables, first, parts, of)
+	switch {
+	case failed != nil || ctx.Err() != nil: // it ended early
+	case parts == of:
+		j.cost = sum
+	case nothing:
+		j.cost = max(j.cost, sum*time.Duration(of)) // parts differ
 	}
-	j.took = time.Since(began)
-	if of == 1 || nothing {
-		j.cost = time.Duration(of) * j.took
-	}
-	release(errors.Join(failed, ctx.Err()))
 	j.busy = j.found.Swap(0) > 0
 	for _, ch := range j.offers {
 		j.busy = j.busy || len(ch) > 0
@@ -314,7 +311,51 @@ func (j *journal) turn(ctx context.Context) error {
 	} else {
 		j.interval = min(2*j.interval, j.most)
 	}
+	j.took = time.Since(began)
+	if j.rest = 3 * j.took; parts == of && j.cost >= longRead {
+		j.rest = max(j.interval, min(j.cost, 3*j.most)) - j.took
+	}
+	release(errors.Join(failed, ctx.Err()))
 	return failed
+}
+
+// parts returns in how many parts to read the whole journal. A short one costs one request.
+func (j *journal) parts() int {
+	return min(max(int(j.cost/time.Second), 1), 8*j.threads)
+}
+
+// read reads parts of the journal, from the first one on, as many at a time as the worker has threads;
+// of is how many there are. It offers what it finds. sum is the time that the parts took, together. A
+// part that Bigtable does not answer for does not hold up the others while a thread is left.
+func (j *journal) read(ctx context.Context, tables []string, first, parts, of int) (sum time.Duration, nothing bool, failed error) {
+	nothing = true
+	var mu sync.Mutex
+	var g errgroup.Group
+	g.SetLimit(j.threads)
+	for part := first; part < first+parts; part++ {
+		g.Go(func() error {
+			began := time.Now()
+			for n, err := range changes.Pending(ctx, j.search.Client, tables, part, of) {
+				mu.Lock()
+				switch {
+				case err == nil:
+					j.missing.Delete(n.Cell.Table)
+					j.scanner.notifications.Add(1)
+					nothing = false
+					j.offer(ctx, n)
+				case !isMissing(ctx, j.search, &j.missing, n.Cell.Table, err):
+					failed = errors.Join(failed, err)
+				}
+				mu.Unlock()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sum += time.Since(began)
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return sum, nothing, failed
 }
 
 // longRead is how long a read of the whole journal takes from which on workers read it in turn.
@@ -322,9 +363,11 @@ const longRead = 250 * time.Millisecond
 
 // alone reports whether this worker may read the whole journal now. A read may take long although it
 // finds little: it also passes what was removed since Bigtable last compacted it. Then an advisory
-// lock lets one worker at a time read, and none for as long afterwards, so that the cost does not
-// depend on the number of workers. The lock expires, so no worker relies on others, and none waits
-// long for a lock service that does not answer.
+// lock lets one worker at a time read, with its threads, and none until as much time has passed since it
+// began as one thread would need, but at most three intervals. So the cost does not depend on the
+// number of workers: about one node, or for a journal too long for that, one for each thread.
+// The lock expires, so no worker relies on others, and none waits long for a lock service that does
+// not answer.
 func (j *journal) alone(ctx context.Context) (release func(err error), ok bool) {
 	if j.fleet.share == 1 || j.cost < longRead {
 		return func(error) {}, true
@@ -333,15 +376,15 @@ func (j *journal) alone(ctx context.Context) (release func(err error), ok bool) 
 	name := fmt.Sprintf("journal/%x", sha256.Sum256(fmt.Appendf(nil, "%q %q", j.search.Tables, j.search.Observers)))
 	acquiring, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
-	held, _, err := j.locks.Acquire(acquiring, name, own, min(max(time.Minute, 2*j.cost), sweepLease))
+	held, _, err := j.locks.Acquire(acquiring, name, own, min(max(time.Minute, 2*j.cost/time.Duration(j.threads)), sweepLease))
 	return func(err error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
 		defer cancel()
-		if err != nil {
+		if err != nil || j.rest < time.Millisecond {
 			_ = j.locks.Release(ctx, name, own) // or it expires
 			return
 		}
-		_, _, _ = j.locks.Acquire(ctx, name, own, max(j.took, time.Millisecond))
+		_, _, _ = j.locks.Acquire(ctx, name, own, j.rest)
 	}, held || err != nil
 }
 

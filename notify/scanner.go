@@ -41,7 +41,9 @@ import (
 //
 // The zero value is usable. Do not change the fields once a worker runs.
 type Scanner struct {
-	// Threads is how many scans this worker has under way.
+	// Threads is how many scans this worker has under way. If the journal is long, one worker
+	// at a time reads it, with all its threads, so this is also about how many nodes of Bigtable
+	// that may take.
 	// Defaults to 2.
 	Threads int
 
@@ -93,7 +95,7 @@ func (s *Scanner) Find(ctx context.Context, search Search) error {
 		return fmt.Errorf("notify: %w: Scanner{Threads: %d, Pieces: %d, MinInterval: %v, MaxInterval: %v}: all must be positive, and MaxInterval must not be below MinInterval", txn.ErrInvalid, threads, pieces, sw.least, sw.most)
 	}
 	sw.threads, sw.pieces, sw.interval = threads, pieces, sw.least
-	j := newJournal(s, search, sw.least, sw.most, pieces)
+	j := newJournal(s, search, sw.least, sw.most, pieces, threads)
 	if err := j.begin(ctx); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin/capacity"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
@@ -111,19 +112,19 @@ func idleFleet(r *run) {
 // lostHint measures how long a change waits that no hint announces, and what the search
 // costs.
 func lostHint(r *run) {
-	took, passed, _ := r.lostHints(4, 0)
+	took, passed, _ := r.lostHints(4, 0, 0)
 	r.atMost("found after", took.Seconds(), 60, "s", "%.0f TB, %d nodes", r.Bytes/1e12, lostNodes)
 	r.atMost("scanned before, of the table", passed/r.Bytes/lostRests.Hours()*24, 2, "tables/day", "%s in %v without changes", bytesText(passed), lostRests)
 	// Bigtable keeps removed entries of the journal until it compacts them. In the deployment, a
 	// hundredth of the changes is observed.
-	took, _, busy := r.lostHints(r.Fleet, r.Rate/100)
-	note := ""
-	for _, rate := range []float64{r.Rate / 10, r.Rate} {
-		more, _, nodes := r.lostHints(r.Fleet, rate)
-		note += fmt.Sprintf("; %.0f/s: %.0f s, %.1f nodes", rate, more.Seconds(), nodes)
-	}
-	r.atMost("found after, behind a day of removed entries", took.Seconds(), 60, "s", "%d workers, %.0f observed cells/s%s", r.Fleet, r.Rate/100, note)
+	took, _, busy := r.lostHints(r.Fleet, r.Rate/100, 0)
+	more, _, moreBusy := r.lostHints(r.Fleet, r.Rate/10, 0)
+	all, _, allBusy := r.lostHints(r.Fleet, r.Rate, 0)
+	threads, _, threadsBusy := r.lostHints(r.Fleet, r.Rate, 16)
+	r.atMost("found after, behind a day of removed entries", took.Seconds(), 60, "s", "%d workers, %.0f observed cells/s", r.Fleet, r.Rate/100)
 	r.atMost("nodes busy with reading them", busy, 1, "nodes", "")
+	r.atMost("found after, behind ten times as many", more.Seconds(), 60, "s", "%.0f observed cells/s; %.0f/s: %.0f s, with 16 threads %.0f s", r.Rate/10, r.Rate, all.Seconds(), threads.Seconds())
+	r.atMost("nodes busy with reading ten times as many", moreBusy, 2, "nodes", "%.0f/s: %.1f nodes, with 16 threads %.1f", r.Rate, allBusy, threadsBusy)
 }
 
 const (
@@ -132,28 +133,31 @@ const (
 )
 
 // lostHints returns the longest time of some changes without a hint, the bytes that idle workers
-// read before, and how many nodes they kept busy. The journal has perSecond removed entries of 150
-// bytes for each second of a day (assumed).
-func (r *run) lostHints(workers int, perSecond float64) (longest time.Duration, passed, busy float64) {
+// read before, and how many nodes they kept busy with the metadata table. The journal has perSecond removed entries of 150
+// bytes for each second of a day, in tablets of a gigabyte (assumed). threads are those of each
+// worker's scanner; 0: the default.
+func (r *run) lostHints(workers int, perSecond float64, threads int) (longest time.Duration, passed, busy float64) {
 	table := sha256.Sum256([]byte(tableName(0)))
 	prefix := fmt.Sprintf("journal/%x", table[:4]) // docs/storage-format.md
-	splits := append(model.HexSplits(prefix+"/", 100), prefix+"/", prefix+"0")
+	bytes := perSecond * 86_400 * 150
+	tablets := int(bytes/1e9) + 1
+	splits := append(model.HexSplits(prefix+"/", tablets), prefix+"/", prefix+"0")
 	slices.Sort(splits)
 	w := r.worldWith(served{tso.NewLocal(tso.LocalConfig{})}, lostNodes, 1, r.Bytes, 1000, map[string]model.Table{
-		format.DefaultMetadataTable: {Bytes: perSecond * 86_400 * 150, Splits: splits},
+		format.DefaultMetadataTable: {Bytes: bytes / float64(tablets) * float64(tablets+2), Splits: splits}, // with one before and one after the journal
 	})
 	w.observe(w.env.Client)
 	found := make(chan struct{})
 	var stops []func()
 	for i := range workers {
 		c := w.client(fmt.Sprintf("worker-%03d", i), txn.Config{}, false)
-		stops = append(stops, w.work(c, notify.Config{}, func(string) { found <- struct{}{} }))
+		stops = append(stops, w.work(c, notify.Config{Finder: &notify.Scanner{Threads: threads}}, func(string) { found <- struct{}{} }))
 	}
 	time.Sleep(lostRests)
 	passed = w.cluster.Sum(model.All).Bytes
-	_, before := w.cluster.Busy()
+	w.cluster.Reset()
 	time.Sleep(lostRests)
-	_, after := w.cluster.Busy()
+	read := w.cluster.Sum(func(k model.Key) bool { return k.Table == format.DefaultMetadataTable }).Bytes
 	// Another process commits; its hints reach nobody.
 	writer := w.client("writer", txn.Config{}, false)
 	for i := range 10 {
@@ -171,7 +175,7 @@ func (r *run) lostHints(workers int, perSecond float64) (longest time.Duration, 
 	for _, stop := range stops {
 		stop()
 	}
-	return longest, passed, (after - before).Seconds() / lostRests.Seconds()
+	return longest, passed, read / (capacity.DefaultRates.Scan * 1e6) / lostRests.Seconds()
 }
 
 // slowObserver measures how an observer that takes a second delays another one of the same
