@@ -108,7 +108,7 @@ var (
 	operatorPermissions = []string{"bigtable.tables.get"}
 )
 
-var permissions = Check{Name: "permissions", Timeout: 30 * time.Second, Run: func(ctx context.Context, d *Deployment, r *Result) error {
+var permissions = Check{Name: "permissions", Timeout: tableTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
 	all := append(slices.Clone(clientPermissions), operatorPermissions...)
 	for _, table := range append([]string{d.MetadataTable}, d.Tables...) {
 		has, err := d.Admin.TableIAM(table).TestPermissions(ctx, all)

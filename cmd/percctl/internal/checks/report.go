@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
@@ -103,14 +104,7 @@ func newReport(d *doctor.Deployment, results []doctor.Result) *Report {
 		for i := range c.Findings {
 			f := &c.Findings[i]
 			f.Subject, f.What, f.Fix = cli.Line(f.Subject), cli.Line(f.What), cli.Line(f.Fix)
-			switch f.Severity {
-			case doctor.Error:
-				r.Errors++
-			case doctor.Warning:
-				r.Warnings++
-			case doctor.Note:
-				r.Notes++
-			}
+			*map[doctor.Severity]*int{doctor.Error: &r.Errors, doctor.Warning: &r.Warnings, doctor.Note: &r.Notes}[f.Severity]++
 		}
 	}
 	return r
@@ -134,14 +128,20 @@ func (r *Report) text(w io.Writer, style cli.Style) error {
 			return err
 		}
 	}
-	for _, c := range r.Checks {
-		for _, f := range c.Findings {
-			severity := string(f.Severity)
-			if f.Severity == doctor.Error {
-				severity = style.Bad(severity)
+	words := map[doctor.Severity]string{doctor.Error: style.Bad("error"), doctor.Warning: "warning", doctor.Note: "note"}
+	for _, severity := range []doctor.Severity{doctor.Error, doctor.Warning, doctor.Note} {
+		for _, c := range r.Checks {
+			found := slices.DeleteFunc(slices.Clone(c.Findings), func(f doctor.Finding) bool { return f.Severity != severity })
+			for _, f := range found[:min(len(found), shownFindings)] {
+				fmt.Fprintf(w, "\n%s: %s: %s: %s\n  why  %s\n  fix  %s\n", words[severity], f.Check, f.Subject, f.What, f.Why, f.Fix)
 			}
-			fmt.Fprintf(w, "\n%s: %s: %s: %s\n  why  %s\n  fix  %s\n", severity, f.Check, f.Subject, f.What, f.Why, f.Fix)
+			if n := len(found) - shownFindings; n > 0 {
+				fmt.Fprintf(w, "\n%s: %s: … and %s more; -o json has all\n", words[severity], c.Check, cli.Count(n, "finding"))
+			}
 		}
 	}
 	return nil
 }
+
+// shownFindings bounds those of a check and a severity: one problem of many tables must not hide others.
+const shownFindings = 5

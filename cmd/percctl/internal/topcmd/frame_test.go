@@ -3,6 +3,7 @@ package topcmd
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,25 @@ func TestHostileFrame(t *testing.T) {
 				t.Errorf("%d columns for %d: %s", utf8.RuneCountInString(line), width, line)
 			}
 		}
+	}
+}
+
+// TestManyObservers: a frame of a large deployment has few lines, and begins with the observers that are
+// late, have dead letters, or have no workers.
+func TestManyObservers(t *testing.T) {
+	p := &picture.Picture{Oracle: &tsocmd.Report{Row: &tsocmd.RowReport{}}, GC: &gccmd.Status{}}
+	for i := range 200 {
+		p.Observers = append(p.Observers, observercmd.Observer{Column: fmt.Sprintf("table-%03d/f:q", i), Observer: "o", Workers: 100})
+	}
+	p.Observers[150].Lag, p.Observers[151].Dead, p.Observers[152].Workers = 60, 1, 0
+	lines := (frame{picture: p}).lines()
+	text := strings.Join(lines, "\n")
+	late, dead, none, first := strings.Index(text, "table-150"), strings.Index(text, "table-151"), strings.Index(text, "table-152"), strings.Index(text, "table-000")
+	if len(lines) > 40 || late < 0 || late > dead || dead > none || none > first || !strings.Contains(text, "… and 180 observers more") {
+		t.Errorf("%d lines:\n%s", len(lines), text)
+	}
+	if p.Observers[0].Column != "table-000/f:q" {
+		t.Error("the picture itself has another order now")
 	}
 }
 
