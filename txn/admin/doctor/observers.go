@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,10 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 		return err
 	}
 	var registered atomic.Int64
+	var observed sync.Map // tables
+	// The notifications of a few large tables may take all the time, so they come last.
+	reached := r.reached
+	r.reached = nil
 	err = r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
 		columns, err := changes.ObservedColumns(ctx, d.Client, table)
 		if unreadable(err) || errors.Is(err, txn.ErrNotInitialized) {
@@ -57,11 +62,17 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 		if len(columns) == 0 {
 			return nil
 		}
-		if err := journal(ctx, d, r, table, now); err != nil {
-			return err
-		}
-		return oldNotifications(ctx, d, r, table, now)
+		observed.Store(table, true)
+		return journal(ctx, d, r, table, now)
 	})
+	if r.reached = reached; err == nil {
+		err = r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
+			if _, ok := observed.Load(table); !ok {
+				return nil
+			}
+			return oldNotifications(ctx, d, r, table, now)
+		})
+	}
 	r.Detail = words.Count(int(registered.Load()), "observer") + " registered"
 	return err
 }}
