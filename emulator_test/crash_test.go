@@ -31,6 +31,9 @@ type crash struct {
 	// after, the request is applied and its answer lost; else it is not sent.
 	at    int
 	after bool
+	// varies says that the client may send fewer requests than another time.
+	varies bool
+	bulk   *int // counts bulk prewrites, unless nil
 }
 
 // run runs f with a client of its own, which dies where the crash says. It returns the
@@ -62,10 +65,16 @@ func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 			action = txntest.HoldResponse
 		}
 		rule := faults.On(fmt.Sprintf("request %d", c.at), func(call txntest.Call) bool { return call.N == c.at }, action, 1)
+		if c.varies {
+			rule.Optional()
+		}
 		go func() { defer close(done); f(ctx, client) }()
 		select {
 		case <-rule.Fired():
 		case <-done:
+			if c.varies {
+				break
+			}
 			c.t.Fatalf("the client ended before its request %d", c.at)
 		}
 		synctest.Wait()
@@ -75,7 +84,9 @@ func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 	}
 	var steps []txntest.Step
 	for _, call := range faults.Calls() {
-		steps = append(steps, call.Step)
+		if steps = append(steps, call.Step); c.bulk != nil && isBulkPrewrite(call) {
+			*c.bulk++
+		}
 	}
 	return steps
 }
