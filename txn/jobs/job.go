@@ -36,8 +36,8 @@ type Job struct {
 	// BatchRows is how many rows a transaction handles at most; 0 is 100. After a conflict,
 	// the next attempt handles half as many.
 	BatchRows int
-	// Parallel is how many parts run at a time, if the service takes them; 0 is 16. The job has up to four times as many
-	// parts.
+	// Parallel is how many transactions run at a time, if the service takes them; 0 is 16. The job has
+	// up to four times as many parts, which take turns.
 	Parallel int
 	// RowsPerSecond bounds the rate of this process; 0 is no bound.
 	RowsPerSecond float64
@@ -145,8 +145,8 @@ func (j *Job) RunBatches(ctx context.Context, client *txn.Client, f func(ctx con
 		r.limit = rate.NewLimiter(rate.Limit(job.RowsPerSecond), job.BatchRows)
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(job.Parallel)
-	// Neighbors are often on the same node, and several processes should begin at different parts.
+	// All parts take turns: otherwise the parts under way would often be on few nodes. Neighbors are
+	// often on the same node, and several processes should begin at different parts.
 	for _, part := range rand.Perm(len(parts)) {
 		g.Go(func() error { return r.part(gctx, part, parts[part]) })
 	}

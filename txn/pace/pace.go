@@ -11,6 +11,10 @@
 //		})
 //	}
 //
+// Bigtable's own flow control of batch writes (RateLimitInfo) would not do: it is only for MutateRows,
+// which few requests of transactions are, and the Go client does not ask for it. If a service
+// refuses requests, that client follows its advice (RetryInfo).
+//
 // Jobs, bulk loads, tables that leave and garbage collections use it. [Pacer.Begin] is for pieces of
 // which only a part is requests.
 package pace
@@ -27,13 +31,14 @@ import (
 const (
 	// A Pacer adds pieces while they take less than quick times what they take alone, and
 	// takes pieces away when they take more than slow times that.
-	quick, slow = 1.5, 2
+	quick, slow = 1.75, 2
 	// less is what it leaves of them then. Half of them would leave servers idle, because average
 	// varies, the more so the more servers there are.
 	less = 3.0 / 4
 	// alone is how many pieces run one after the other before there are more.
 	alone = 4
-	// newest is the weight of the newest piece in averages.
+	// newest is the weight of the newest piece in averages. It is less if more than four run at a
+	// time, because the more servers there are, the more their times differ.
 	newest = 1.0 / 4
 	// worst bounds what one very slow piece counts.
 	worst = 8.0
@@ -136,7 +141,7 @@ func (p *Pacer) note(base *time.Duration, took time.Duration) {
 	if *base == 0 {
 		*base = took
 	}
-	p.average += (min(float64(took)/float64(*base), worst) - p.average) * newest
+	p.average += (min(float64(took)/float64(*base), worst) - p.average) * min(newest, 1/p.limit)
 	p.counted++
 	switch {
 	case p.limit < 2:

@@ -102,6 +102,33 @@ func TestSlowdown(t *testing.T) {
 	})
 }
 
+// TestOneSlowServer: pieces on several servers differ. They are about as fast as they should be on
+// average, so no piece is taken away.
+func TestOneSlowServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 12
+		p := pace.New(most)
+		for i := range 250 {
+			turn, err := p.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			took := 10 * time.Millisecond
+			if i >= 50 && i%10 == 0 {
+				took *= 6
+			}
+			turn.End(100, took)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		for i := range most {
+			if _, err := p.Begin(ctx); err != nil {
+				t.Fatalf("%d pieces at a time, want %d", i, most)
+			}
+		}
+	})
+}
+
 // TestUncounted: pieces without requests, and pieces of other sizes, do not disturb.
 func TestUncounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
