@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -44,6 +45,55 @@ func TestBreakOutOfPending(t *testing.T) {
 			}
 			if n != most {
 				t.Errorf("%d notifications, want %d", n, most)
+			}
+		}
+	})
+}
+
+// A caller who leaves the loop costs no further request, although the journal has an old entry without a
+// notification, which the loop would examine next.
+func TestBreakOutOfPendingSendsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		env.CreateTable("a", "f")
+		cell := txn.Cell{Table: "a", Row: "x", Family: "f", Qualifier: "q"}
+		if err := changes.RegisterObserver(t.Context(), env.Client, "a", cell.Column(), "o", false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("a").Set("x", "f", "q", nil)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ts, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		none := cell
+		none.Row = "z"
+		if err := changes.Enter(t.Context(), env.Client, ts, none); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(2 * time.Minute)
+		for _, leaves := range []bool{true, false} {
+			faults := txntest.NewFaults(t)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			if _, err := c.Timestamp(t.Context()); err != nil { // it knows how old entries are
+				t.Fatal(err)
+			}
+			sent := 0
+			for n, err := range changes.Pending(t.Context(), c, []string{"a"}, 0, 1) {
+				if err != nil || n.Cell != cell {
+					t.Fatal(n, err)
+				}
+				if sent = len(faults.Calls()); leaves {
+					break
+				}
+			}
+			synctest.Wait()
+			if more := len(faults.Calls()) - sent; sent == 0 || leaves != (more == 0) {
+				t.Errorf("the caller leaves: %t; %d requests, and then %d", leaves, sent, more)
 			}
 		}
 	})
