@@ -2,7 +2,6 @@ package notify
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -117,7 +116,6 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 	}
 	last := slices.MaxFunc(results, func(a, b result) int { return int(a.seen.StartTS - b.seen.StartTS) }).seen
 	cleared := changes.Cleared{Cell: c.task.cell, UpTo: last.KnownUpTo(), ChangeTS: last.KnownChange()}
-	failures := map[string]bool{}
 	for _, r := range results {
 		if !r.upToDate {
 			return 0
@@ -125,7 +123,7 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 		cleared.UpTo = min(cleared.UpTo, r.seen.KnownUpTo())
 		cleared.ChangeTS = min(cleared.ChangeTS, r.seen.KnownChange())
 		if r.failed {
-			failures[r.observer] = true
+			cleared.Failures = append(cleared.Failures, r.observer)
 			cleared.FailedTS = max(cleared.FailedTS, r.seen.StartTS)
 		}
 	}
@@ -136,11 +134,12 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 		}
 	}
 	for observer, f := range last.Failures {
-		failures[observer] = true
+		cleared.Failures = append(cleared.Failures, observer)
 		cleared.FailedTS = max(cleared.FailedTS, f.LastTS)
 	}
-	if cleared.UpTo > 0 || len(failures) > 0 {
-		cleared.Failures = slices.Sorted(maps.Keys(failures))
+	if cleared.UpTo > 0 || len(cleared.Failures) > 0 {
+		slices.Sort(cleared.Failures)
+		cleared.Failures = slices.Compact(cleared.Failures)
 		c.worker.cleaner.add(cleared)
 	}
 	return 0

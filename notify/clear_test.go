@@ -59,7 +59,7 @@ func TestClear(t *testing.T) {
 		{"nothing to remove", []result{done("a", seen(10, nil, a))}, nil, 0},
 		{"a failure without a notification", []result{done("a", seen(10, failures{"gone": {LastTS: 8}}, a))}, &changes.Cleared{Failures: []string{"gone"}, FailedTS: 8}, 0},
 		{"this run became a dead letter", []result{failed("a", seen(10, nil, a, 7))}, &changes.Cleared{UpTo: 7, ChangeTS: 7, Failures: []string{"a"}, FailedTS: 10}, 0},
-		{"this run is the last failure", []result{failed("a", seen(10, failures{"z": {LastTS: 8}}, a, 7))}, &changes.Cleared{UpTo: 7, ChangeTS: 7, Failures: []string{"a", "z"}, FailedTS: 10}, 0},
+		{"this run is the last failure", []result{failed("a", seen(10, failures{"z": {LastTS: 8}, "a": {LastTS: 7}}, a, 7))}, &changes.Cleared{UpTo: 7, ChangeTS: 7, Failures: []string{"a", "z"}, FailedTS: 10}, 0},
 		{"another run is the last failure", []result{failed("a", seen(10, nil, b, 7)), failed("b", seen(9, nil, b, 7)), done("c", seen(20, failures{"z": {LastTS: 12}, "y": {LastTS: 11}}, b, 7))},
 			&changes.Cleared{UpTo: 7, ChangeTS: 7, Failures: []string{"a", "b", "y", "z"}, FailedTS: 12}, 0},
 	} {
