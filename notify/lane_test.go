@@ -228,3 +228,31 @@ func TestBoundedMemory(t *testing.T) {
 		t.Errorf("%d timers, want %d", n, maxTimers)
 	}
 }
+
+// TestTimers: timers call while they are open, those that have fired make room for others, and none
+// fires once they are closed.
+func TestTimers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var later timers
+		var calls atomic.Int64
+		call := func() { calls.Add(1) }
+		later.after(0, call) // closed
+		later.open()
+		for range 2 {
+			for range maxTimers + 1 {
+				later.after(time.Second, call)
+			}
+			<-time.After(time.Second)
+			synctest.Wait()
+		}
+		if n := calls.Load(); n != 2*maxTimers || len(later.all) != 0 {
+			t.Errorf("%d calls, want %d; %d timers are left", n, 2*maxTimers, len(later.all))
+		}
+		later.after(time.Second, call)
+		later.close()
+		<-time.After(time.Minute)
+		if n := calls.Load(); n != 2*maxTimers {
+			t.Errorf("%d calls after close", n-2*maxTimers)
+		}
+	})
+}

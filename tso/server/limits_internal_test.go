@@ -14,11 +14,14 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
 
 // TestBoundsOfRequests: as many requests and streams are open as the bounds say, and ended ones
@@ -205,4 +208,67 @@ func TestPace(t *testing.T) {
 			pace(l, &client{own: credit{1e6, time.Now()}}, 1000, allAhead, 2*time.Millisecond)
 		}
 	})
+}
+
+// oneConn is a listener with one connection, and then none.
+type oneConn struct {
+	net.Listener
+	conn net.Conn
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	c := l.conn
+	if l.conn = nil; c == nil {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+// TestRefusalsAreCounted: each refused connection and request is counted once, with the reason, and
+// nothing else is.
+func TestRefusalsAreCounted(t *testing.T) {
+	stream, check := tsopb.Oracle_Timestamps_FullMethodName, healthpb.Health_Check_FullMethodName
+	for _, tt := range []struct {
+		name   string
+		names  []string
+		all    counts
+		long   int
+		method string // "": the connection alone
+		want   []string
+	}{
+		{"a request", nil, counts{connections: 2, requests: 2}, 1, stream, nil},
+		{"no certificate", []string{"x"}, counts{connections: 2, requests: 2}, 1, stream, []string{"name"}},
+		{"no certificate, health", []string{"x"}, counts{connections: 2, requests: 2}, 1, check, nil},
+		{"one connection too many", nil, counts{connections: -1, requests: 2}, 1, stream, []string{"connections"}},
+		{"one request too many", nil, counts{connections: 2}, 1, stream, []string{"requests"}},
+		{"one stream too many", nil, counts{connections: 2, requests: 2}, 0, stream, []string{"streams"}},
+		{"far too many connections", nil, counts{connections: -moreRefused}, 1, "", []string{"connections"}},
+		{"a connection", nil, counts{connections: 1}, 1, "", nil},
+	} {
+		var got []string
+		l := newLimits(tt.names, func(reason string) { got = append(got, reason) })
+		l.all, l.each.long = tt.all, tt.long
+		if tt.method != "" {
+			ctx := conns{l}.TagConn(t.Context(), &stats.ConnTagInfo{})
+			if _, err := l.admit(ctx, &tap.Info{FullMethodName: tt.method}); (err != nil) != (tt.want != nil) {
+				t.Errorf("%s: %v", tt.name, err)
+			}
+		} else {
+			here, there := net.Pipe()
+			c, err := listener{&oneConn{conn: here}, l}.Accept()
+			if (err != nil) != (tt.want != nil) || err == nil && l.present().connections != 1 {
+				t.Errorf("%s: %v, %+v", tt.name, err, l.present())
+			}
+			if err == nil {
+				_ = c.Close()
+				_ = c.Close() // counts once
+			}
+			if _, err := there.Read(make([]byte, 1)); err == nil || l.present().connections != 0 {
+				t.Errorf("%s: the connection is open: %v, %+v", tt.name, err, l.present())
+			}
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: counted %v, want %v", tt.name, got, tt.want)
+		}
+	}
 }
