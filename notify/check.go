@@ -98,9 +98,7 @@ func (c *check) observer(ctx, runs context.Context, h *handler) result {
 		if !retry {
 			return res
 		}
-		if pause.For(ctx, pause.Jitter(time.Millisecond<<min(attempt, 8))) != nil {
-			return result{}
-		}
+		_ = pause.For(ctx, pause.Jitter(time.Millisecond<<min(attempt, 8))) // acquire sees that ctx has ended
 	}
 }
 

@@ -229,7 +229,7 @@ func TestBoundedMemory(t *testing.T) {
 	}
 }
 
-// TestTimers: timers call while they are open, those that have fired make room for others, and none
+// TestTimers: timers call while they are open, those that have fired make room for more, and none
 // fires once they are closed.
 func TestTimers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
