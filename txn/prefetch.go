@@ -84,7 +84,7 @@ func (p *patterns) findOrAdd(key patternKey) *pattern {
 // evict drops the least used of eight random patterns. The caller holds p.mu.
 func (p *patterns) evict() {
 	var least patternKey
-	rows, looked := 0, 0
+	var rows, looked int
 	for key, n := range p.all {
 		n.mu.Lock()
 		if looked == 0 || n.rows < rows {

@@ -57,6 +57,23 @@ func TestPatternBudgets(t *testing.T) {
 	}
 }
 
+// A transaction that reads a column of a row again counts once. The first column, and names that are
+// too long, do not count.
+func TestPatternCountsColumns(t *testing.T) {
+	c := &readSharing{counters: &store.Counters{}, prefetchBytes: 1000}
+	r := new(reads)
+	r.init(c, "page", true)
+	cell := func(qualifier string) Cell { return Cell{Table: "t", Row: "r", Family: "f", Qualifier: qualifier} }
+	r.beginRead(cell("a"))
+	for _, q := range []string{"a", "b", "c", "b", "a", string(make([]byte, store.MaxKnownColumnName))} {
+		r.endRead(cell(q), 10)
+	}
+	want := []laterColumn{{cell("b").Column(), 1, 10}, {cell("c").Column(), 1, 10}}
+	if got := c.patterns.find(patternKey{"t", "page", cell("a").Column()}).columns; !slices.Equal(got, want) {
+		t.Errorf("learned %v, want %v", got, want)
+	}
+}
+
 // BenchmarkPattern measures the cost of learning for a row of two columns, in concurrent
 // transactions of one name.
 func BenchmarkPattern(b *testing.B) {

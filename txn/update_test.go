@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -200,4 +202,54 @@ func TestCommitBefore(t *testing.T) {
 			t.Errorf("bounds %v: %v", tt.bounds, err)
 		}
 	}
+}
+
+// A function whose calls had to wait for the same cells four times in a row waits before its first run
+// from then on: it would run without success. One call that need not wait ends that.
+func TestUpdateWaitsBeforeItsFirstRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded())
+		env.CreateTable("a", "f")
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		var runs atomic.Int64
+		call := func(wait bool) (early int64) {
+			before, done := runs.Load(), make(chan error, 2)
+			release := func() {}
+			if wait {
+				hold := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
+				release = hold.Release
+				go func() {
+					_, err := c.Update(t.Context(), set("a", "hot"))
+					done <- err
+				}()
+				<-hold.Fired()
+			} else {
+				done <- nil
+			}
+			go func() {
+				_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					runs.Add(1)
+					tx.Table("a").Set("hot", "f", "q", []byte("v"))
+					return nil
+				})
+				done <- err
+			}()
+			synctest.Wait()
+			early = runs.Load() - before
+			release()
+			if err := errors.Join(<-done, <-done); err != nil {
+				t.Error(err)
+			}
+			return early
+		}
+		for i, tt := range []struct {
+			wait  bool
+			early int64
+		}{{true, 1}, {true, 1}, {true, 1}, {true, 1}, {true, 0}, {true, 0}, {false, 1}, {true, 1}} {
+			if early := call(tt.wait); early != tt.early {
+				t.Errorf("call %d, which waits: %t: %d runs before that, want %d", i, tt.wait, early, tt.early)
+			}
+		}
+	})
 }

@@ -35,13 +35,13 @@ func TestStarts(t *testing.T) {
 			s.waiting = nil
 		}
 		var all []*Start
-		for range maxStartsAhead + 2 {
+		for range maxStartsAhead + 1 {
 			all = append(all, s.add())
 		}
 		if len(s.waiting) != maxStartsAhead {
 			t.Errorf("%d answers wait", len(s.waiting))
 		}
-		for _, want := range slices.Backward(all[2:]) {
+		for _, want := range slices.Backward(all[1:]) {
 			take(time.Millisecond, want)
 		}
 		take(time.Millisecond, nil)

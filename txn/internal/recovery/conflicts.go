@@ -69,7 +69,7 @@ func FindConflict(row *store.RowWrites, raw bigtable.Row, startTS tso.Timestamp)
 			case ts == startTS:
 				return &format.ConflictError{Cell: cell, StartTS: startTS, Reason: format.ConflictRolledBack}
 			case found == nil:
-				found = &format.ConflictError{Cell: cell, StartTS: startTS, ConflictTS: ts, Reason: conflictReason(family, cell, item)}
+				found = &format.ConflictError{Cell: cell, StartTS: startTS, ConflictTS: ts, Reason: conflictReason(cell, item)}
 			}
 		}
 	}
@@ -80,11 +80,9 @@ func FindConflict(row *store.RowWrites, raw bigtable.Row, startTS tso.Timestamp)
 }
 
 // conflictReason distinguishes rollback markers from committed writes.
-func conflictReason(family string, cell format.Cell, item bigtable.ReadItem) format.ConflictReason {
-	if family == format.MarkFamily {
-		if m, err := format.DecodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.Kind == format.KindRollback {
-			return format.ConflictMarker
-		}
+func conflictReason(cell format.Cell, item bigtable.ReadItem) format.ConflictReason {
+	if m, err := format.DecodeMark(cell, tso.FromCell(item.Timestamp), item.Value); err == nil && m.Kind == format.KindRollback {
+		return format.ConflictMarker
 	}
 	return format.ConflictWrite
 }

@@ -423,7 +423,7 @@ func (s Selection) parts(dataFamilies []string) []bigtable.Filter {
 	var parts []bigtable.Filter
 	for _, r := range s.Ranges {
 		some := func(f bigtable.Filter) bigtable.Filter { return f }
-		if n := columnsPerRequest(s); n > 0 {
+		if n := columnsPerRequest(s); n != 0 {
 			some = func(f bigtable.Filter) bigtable.Filter { return Chain(f, bigtable.CellsPerRowLimitFilter(n)) }
 		}
 		parts = append(parts, some(r.of(format.LockFamily)), some(r.of(format.WriteFamily)), data(some(bigtable.ColumnRangeFilter(r.Family, r.Start, r.End))))

@@ -35,6 +35,9 @@ func TestSafePointBounds(t *testing.T) {
 			t.Errorf("splitTooOld at %d: %d, %d, %v", tt.ts, len(keep), len(tooOld), err)
 		}
 	}
+	if !s.used.Load() {
+		t.Error("KeepFresh would take the client for idle")
+	}
 }
 
 // TestAfterRead: a read below the safe point that found records which contradict each other
