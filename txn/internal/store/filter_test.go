@@ -183,3 +183,14 @@ func TestColumnFiltersAreBounded(t *testing.T) {
 		t.Error("the filter of a long name is kept")
 	}
 }
+
+// TestWholeFamilies: a filter names each family as long as the names fit, and else matches everything.
+func TestWholeFamilies(t *testing.T) {
+	const n = 10
+	for length, want := range map[int]int{FilterBudget/n - 40: n, FilterBudget/n - 39: 1} {
+		families := slices.Repeat([]string{strings.Repeat("f", length)}, n)
+		if got := WholeFamilies(families...); len(got) != want || (want == 1) != (got[0].String() == bigtable.PassAllFilter().String()) {
+			t.Errorf("%d families with %d bytes: %d filters, the first is %.50s", n, length, len(got), got[0])
+		}
+	}
+}
