@@ -22,7 +22,7 @@ func TestObservers(t *testing.T) {
 	load := workload.Observers()
 	env := txntest.New(t, txntest.WithConfig(workloadConfig()))
 	env.InitTable(load.Tables[0])
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only against hanging
 	defer cancel()
 	rec := newRecorder()
 	own := &workload.Worker{Client: env.Client, Rand: rand.New(rand.NewPCG(seed, 0)), Record: rec.record, Stride: 1000}

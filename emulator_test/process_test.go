@@ -373,7 +373,7 @@ func killClients(t *testing.T, load *workload.Workload) {
 	rec := newRecorder()
 	const stride = 1000
 	own := &workload.Worker{Client: env.Client, Rand: rnd, Record: rec.record, Process: 0, Stride: stride}
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only against hanging
 	defer cancel()
 	if err := load.Setup(ctx, own); err != nil {
 		t.Fatal(err)
@@ -487,7 +487,7 @@ func faultyClients(t *testing.T, load *workload.Workload) {
 		env.InitTable(table)
 	}
 	rec := newRecorder()
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only against hanging
 	defer cancel()
 	own := &workload.Worker{Client: env.Client, Rand: rand.New(rand.NewPCG(seed, 0)), Record: rec.record, Stride: stride}
 	if err := load.Setup(ctx, own); err != nil {
