@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -244,4 +245,38 @@ func TestModeBesideAnotherClient(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestModeWhileAServerTakesOver: a server takes a released lease just before the change to direct mode. The
+// mode stays, and the error names the server.
+func TestModeWhileAServerTakesOver(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		e.SetMode(tso.ModeServed)
+		r := row.Open(e.Table("percolator"), "", "", 0)
+		s, err := r.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var once sync.Once
+		e.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+			if method == tsotest.CheckAndMutate {
+				once.Do(func() {
+					e.On(nil)
+					s.Served.Released, s.Served.LeaseUs, s.Served.Leader, s.Served.Address = false, time.Second.Microseconds(), "a", "a:1"
+					if ok, err := r.Swap(t.Context(), s.Lease, format.Lease{Epoch: s.Lease.Epoch + 1, Nonce: 1}, s.Served); !ok || err != nil {
+						t.Error(ok, err)
+					}
+				})
+			}
+			return call()
+		})
+		changed, err := tso.SetMode(t.Context(), e.Table("percolator"), tso.RowConfig{}, tso.ModeDirect)
+		var leads *tso.LeaderError
+		if changed || !errors.As(err, &leads) || leads.Leader != "a" || leads.Address != "a:1" {
+			t.Errorf("%t, %v", changed, err)
+		}
+		if s := e.State(); s.Mode != tso.ModeServed || s.Leader != "a" {
+			t.Errorf("%+v", s)
+		}
+	})
 }

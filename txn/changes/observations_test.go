@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
@@ -227,4 +228,46 @@ func TestObservationOfDamagedRecord(t *testing.T) {
 	if n != 1 {
 		t.Errorf("%d observations", n)
 	}
+}
+
+// TestObserveReadsTheValue: a Get of an observed cell sends nothing, because Observe has read its value.
+func TestObserveReadsTheValue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		env.CreateTable("a", "f")
+		cell := txn.Cell{Table: "a", Row: "x", Family: "f", Qualifier: "q"}
+		if err := changes.RegisterObserver(t.Context(), env.Client, "a", cell.Column(), "o", false); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"", "v"} {
+			faults := txntest.NewFaults(t)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			if want != "" {
+				if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					tx.Table("a").Set("x", "f", "q", []byte(want))
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tx, err := c.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := changes.Observe(t.Context(), tx, cell); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			sent := len(faults.Calls())
+			v, ok, err := tx.Table("a").Get(t.Context(), "x", "f", "q")
+			if err != nil || string(v) != want || ok != (want != "") {
+				t.Errorf("%q, %t, %v; want %q", v, ok, err, want)
+			}
+			synctest.Wait()
+			if more := len(faults.Calls()) - sent; sent == 0 || more != 0 {
+				t.Errorf("%d requests, and then %d", sent, more)
+			}
+			tx.Rollback()
+		}
+	})
 }
