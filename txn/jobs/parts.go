@@ -38,7 +38,9 @@ func (r Range) check() error {
 const maxParts = 1000
 
 // Partitions divides a range of a table into at most n parts of about equal size, where
-// Bigtable's tablets begin. A table with few tablets has fewer parts.
+// Bigtable's tablets begin. A table with few tablets has fewer parts. Bigtable's client reports where
+// tablets begin, and not how large they are, so sizes are counted in tablets. What a part contains
+// follows from the snapshot with which it is read.
 func Partitions(ctx context.Context, client *txn.Client, table string, r Range, n int) ([]Range, error) {
 	if err := r.check(); err != nil {
 		return nil, err
