@@ -137,3 +137,20 @@ func TestFirstCells(t *testing.T) {
 		}
 	}
 }
+
+// TestNormalizeMerges: ranges that touch or overlap become one, and a range without an end contains
+// those after it.
+func TestNormalizeMerges(t *testing.T) {
+	for _, tt := range []struct{ in, want []QualifierRange }{
+		{[]QualifierRange{{"f", "b", "c"}, {"f", "a", "b"}}, []QualifierRange{{"f", "a", "c"}}},
+		{[]QualifierRange{{"f", "a", "b"}, {"f", "b\x00", "c"}}, []QualifierRange{{"f", "a", "b"}, {"f", "b\x00", "c"}}},
+		{[]QualifierRange{{"f", "a", "d"}, {"f", "b", "c"}}, []QualifierRange{{"f", "a", "d"}}},
+		{[]QualifierRange{{"f", "a", "c"}, {"f", "b", ""}, {"f", "x", "y"}}, []QualifierRange{{"f", "a", ""}}},
+		{[]QualifierRange{{"f", "a", ""}, {"g", "a", "b"}}, []QualifierRange{{"f", "a", ""}, {"g", "a", "b"}}},
+	} {
+		s := Selection{Ranges: slices.Clone(tt.in)}
+		if s.Normalize(); !slices.Equal(s.Ranges, tt.want) {
+			t.Errorf("%q became %q, want %q", tt.in, s.Ranges, tt.want)
+		}
+	}
+}
