@@ -19,7 +19,7 @@ import (
 )
 
 // Allow lets transactions lock the rows of an existing table in bulk, which takes fewer
-// requests from three rows on. It changes the format version of the table's schema record, and
+// requests from four rows on. It changes the format version of the table's schema record, and
 // cannot be undone, except by admin.Leave.
 //
 // Upgrade all clients before, those that only read included: a client of an older release that has

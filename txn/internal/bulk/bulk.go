@@ -26,7 +26,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// minRows is from how many rows on a bulk prewrite takes fewer requests.
+// minRows is from how many rows beside the primary's a bulk prewrite takes no more requests.
 const minRows = 2
 
 // Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
