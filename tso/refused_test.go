@@ -167,7 +167,7 @@ func failOne(t *testing.T, e *tsotest.Emulator, op operation, k, i int) (fired b
 	defer leave()
 	var n atomic.Int64
 	wrote := false
-	e.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+	e.On(func(request context.Context, method string, call func() (any, error)) (any, error) {
 		if n.Add(1) != int64(k) {
 			return call()
 		}
@@ -177,6 +177,7 @@ func failOne(t *testing.T, e *tsotest.Emulator, op operation, k, i int) (fired b
 		}
 		if fail.leaves {
 			leave()
+			<-request.Done() // the client knows
 		}
 		return nil, status.Error(fail.code, "injected")
 	})
