@@ -23,52 +23,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
-// A read was sent before the safe point moved, and is answered after its row was
-// collected. The client refuses it, because it checks the safe point after the read. A
-// check before the read would let it return "absent".
-func TestReadAnsweredAfterCollection(t *testing.T) {
-	for _, scan := range []bool{false, true} {
-		t.Run(fmt.Sprintf("scan=%v", scan), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				env := newGCEnv(t)
-				env.CreateTable("a", "f")
-				mustSet(t, env.Client, "1", "bob")
-				faults := txntest.NewFaults(t)
-				c := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour}, faults.DialOptions()...)
-				old := takeSnapshot(t, c)
-				if err := c.CheckTable(t.Context(), "a"); err != nil {
-					t.Fatal(err)
-				}
-				mustSet(t, env.Client, "2", "bob")
-				held := faults.OnStep(txntest.StepRead, txntest.Hold)
-				answer := inBackground(func() error {
-					if !scan {
-						v, ok, err := old.Table("a").Get(t.Context(), "bob", "f", "q")
-						if err == nil {
-							t.Errorf("read %q, %v", v, ok)
-						}
-						return err
-					}
-					for r, err := range old.Table("a").ReadRows(t.Context(), nil) {
-						if err != nil {
-							return err
-						}
-						t.Errorf("read %v", r)
-					}
-					return nil
-				})
-				<-held.Fired()
-				advance(retention + time.Minute)
-				runGC(t, env.Client, gc.Config{})
-				held.Release()
-				if o := <-answer; !errors.Is(o.err, txn.ErrTooOld) {
-					t.Errorf("%v, want ErrTooOld", o.err)
-				}
-			})
-		})
-	}
-}
-
 // Update runs a function again, once, if its transaction became too old because the
 // process was suspended.
 func TestUpdateRetriesTooOld(t *testing.T) {
