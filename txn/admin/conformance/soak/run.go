@@ -245,6 +245,11 @@ func (s *soak) finish(outer context.Context, client *txn.Client, r *Report) erro
 	ctx, cancel := context.WithTimeout(outer, settleTimeout)
 	defer cancel()
 	if err := s.settle(ctx, client, r.Tables[1:]); err != nil {
+		// A service that is not safe may leave what cannot be settled. What transactions saw shows it.
+		if found := s.checkHistory(r); found && outer.Err() == nil {
+			r.Anomalies = append(r.Anomalies, err.Error())
+			return nil
+		}
 		return err
 	}
 	last := &worker{soak: s, client: client, rnd: s.random(), process: int(s.processes.Add(1))}
@@ -267,10 +272,17 @@ func (s *soak) finish(outer context.Context, client *txn.Client, r *Report) erro
 		return err
 	}
 	r.Anomalies = append(r.Anomalies, wrong...)
-	for _, a := range history.SnapshotIsolation.Check(s.records) {
+	s.checkHistory(r)
+	return nil
+}
+
+// checkHistory adds the anomalies of what transactions saw so far, and reports whether there are any.
+func (s *soak) checkHistory(r *Report) bool {
+	found := history.SnapshotIsolation.Check(s.records)
+	for _, a := range found {
 		r.Anomalies = append(r.Anomalies, a.String())
 	}
-	return nil
+	return len(found) > 0
 }
 
 // count fills in what happened.

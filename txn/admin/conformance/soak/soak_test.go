@@ -3,13 +3,17 @@ package soak_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"cloud.google.com/go/bigtable"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
@@ -85,25 +89,39 @@ func TestSafe(t *testing.T) {
 }
 
 // TestUnsafe: on a service that ignores the predicates of conditional mutations, the
-// soak finds what transactions then see.
+// soak finds what transactions then see, also if it cannot read the tables a last time.
 func TestUnsafe(t *testing.T) {
-	c := connect(t, front.Front{Unary: func(ctx context.Context, c *front.Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
-		r, ok := c.Request.(*btpb.CheckAndMutateRowRequest)
-		if !ok || len(r.FalseMutations) == 0 || !strings.Contains(r.TableName, "-lists") && !strings.Contains(r.TableName, "-docs") {
-			return next(ctx)
-		}
-		// The prewrite's condition is that nothing conflicts.
-		r.PredicateFilter = &btpb.RowFilter{Filter: &btpb.RowFilter_BlockAllFilter{BlockAllFilter: true}}
-		return next(ctx)
-	}})
-	r, err := soak.Run(t.Context(), c, soak.Config{Duration: 4 * time.Second})
-	if err != nil {
-		t.Fatal(err)
+	for _, readable := range []bool{true, false} {
+		t.Run(fmt.Sprintf("readable=%t", readable), func(t *testing.T) {
+			var settling, refused atomic.Bool
+			c := connect(t, front.Front{Unary: func(ctx context.Context, c *front.Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
+				r, ok := c.Request.(*btpb.CheckAndMutateRowRequest)
+				if !ok || len(r.FalseMutations) == 0 || !strings.Contains(r.TableName, "-lists") && !strings.Contains(r.TableName, "-docs") {
+					return next(ctx)
+				}
+				// The prewrite's condition is that nothing conflicts.
+				r.PredicateFilter = &btpb.RowFilter{Filter: &btpb.RowFilter_BlockAllFilter{BlockAllFilter: true}}
+				return next(ctx)
+			}, Request: func(_ context.Context, c *front.Call) error {
+				r, scan := c.Request.(*btpb.ReadRowsRequest)
+				if scan = scan && len(r.GetRows().GetRowKeys()) == 0; !scan || readable || !settling.Load() {
+					return nil
+				}
+				refused.Store(true)
+				return status.Error(codes.PermissionDenied, "injected")
+			}})
+			r, err := soak.Run(t.Context(), c, soak.Config{Duration: 4 * time.Second, Progress: func(now string) {
+				settling.Store(now == "checking the history")
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Safe || len(r.Anomalies) == 0 || refused.Load() == readable {
+				t.Errorf("nothing was found, or nothing refused: %+v", r)
+			}
+			noTables(t, c)
+		})
 	}
-	if r.Safe || len(r.Anomalies) == 0 {
-		t.Errorf("nothing was found: %+v", r)
-	}
-	noTables(t, c)
 }
 
 // TestInterrupted: no table is left, whenever the context ends.
