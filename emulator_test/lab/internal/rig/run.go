@@ -13,9 +13,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -37,7 +39,7 @@ const endTimeout = 30 * time.Second
 
 // A Run is the processes of one measurement.
 type Run struct {
-	// profiles is the directory for CPU profiles; empty for none.
+	// profiles is the run's directory for CPU profiles; empty for none.
 	profiles string
 
 	emulator  *child.Process
@@ -49,6 +51,9 @@ type Run struct {
 	Workers   []*child.Process
 }
 
+// started counts the runs of this process.
+var started atomic.Int64
+
 // Start starts the emulator.
 func Start(ctx context.Context, profiles string) (*Run, error) {
 	return StartServer(ctx, profiles, "emulator")
@@ -56,6 +61,13 @@ func Start(ctx context.Context, profiles string) (*Run, error) {
 
 // StartServer starts the emulator, or a process that replaces it.
 func StartServer(ctx context.Context, profiles, command string) (*Run, error) {
+	if profiles != "" {
+		// A measurement may start several emulators, one after the other.
+		profiles = filepath.Join(profiles, strconv.FormatInt(started.Add(1), 10))
+		if err := os.MkdirAll(profiles, 0o755); err != nil {
+			return nil, err
+		}
+	}
 	r := &Run{profiles: profiles}
 	p, err := r.spawn(ctx, "emulator", command)
 	if err != nil {
