@@ -117,7 +117,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 				}
 				continue
 			}
-			if family == format.NotifyFamily && format.IsFailure(item) {
+			if format.IsFailure(item) {
 				continue // the row has its notify cell, too
 			}
 			c, at, err := format.MetadataCell(t.Name, raw.Key(), item)
@@ -231,7 +231,7 @@ func (r rules) column(h *columnCells, expiry store.Expiry) (g columnGarbage, n C
 	// above drained, and all clients know an expiry that was set before.
 	expired := tso.Timestamp(0)
 	if expiry.After > 0 && expiry.Since <= r.drained {
-		expired = max(r.drained-expiry.After, 0)
+		expired = r.drained - expiry.After
 	}
 	plainBelow := bigtable.Timestamp(expired).TruncateToMilliseconds()
 	if r.plain && newest.CommitTS != 0 {

@@ -212,53 +212,14 @@ func (s *share) sync(ctx context.Context, leaving bool) (taken []*work, err erro
 	}
 	s.synced = time.Now()
 	var kept []*work
-	rejoins := false
+	var rejoins bool
 	err = s.update(ctx, func(g *recordpb.GarbageRun) error {
 		if !s.same(g) || g.Phase != s.phase {
 			return errPhaseOver
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		kept, taken = nil, nil
-		live := map[string]bool{}
-		g.Collectors = slices.DeleteFunc(g.Collectors, func(c *recordpb.GarbageRun_Collector) bool {
-			live[c.Owner] = tso.Timestamp(c.ExpiresTs) > now
-			return !live[c.Owner] || c.Owner == s.owner
-		})
-		rejoins = !live[s.owner]
-		if live[s.owner] = !leaving; !leaving {
-			g.Collectors = append(g.Collectors, &recordpb.GarbageRun_Collector{Owner: s.owner, ExpiresTs: int64(now) + gctime.LeaseTTL().Microseconds()})
-		}
-		g.Parts = slices.DeleteFunc(g.Parts, func(p *recordpb.GarbageRun_Part) bool {
-			i := slices.IndexFunc(s.works, func(w *work) bool { return w.part.Id == p.Id })
-			switch {
-			case i >= 0 && s.works[i].done: // also if another collector has it by now
-				return true
-			case i < 0 && p.Owner == s.owner, p.Owner != "" && !live[p.Owner]:
-				p.Owner = ""
-			}
-			if i < 0 || p.Owner != "" && p.Owner != s.owner {
-				return false
-			}
-			w := s.works[i]
-			p.Table, p.Row, p.Owner = w.at.table, []byte(w.at.row), s.owner
-			if w.stopped || leaving {
-				s.gaveUp[p.Id] = s.gaveUp[p.Id] || w.stopped
-				p.Owner = ""
-				return false
-			}
-			kept = append(kept, w)
-			return false
-		})
-		fair := min(s.width, (len(g.Parts)+len(g.Collectors)-1)/max(1, len(g.Collectors)))
-		for _, p := range g.Parts {
-			if !leaving && p.Owner == "" && !s.gaveUp[p.Id] && len(kept)+len(taken) < fair {
-				p.Owner = s.owner
-				taken = append(taken, &work{part: p, at: position{p.Table, string(p.Row)}})
-			}
-		}
-		g.UpdatedTs = int64(now)
-		setPosition(g)
+		kept, taken, rejoins = s.distribute(g, now, leaving)
 		return nil
 	})
 	if err != nil || leaving {
@@ -280,6 +241,53 @@ func (s *share) sync(ctx context.Context, leaving bool) (taken []*work, err erro
 	}
 	s.joined = true
 	return taken, nil
+}
+
+// distribute writes into the record how far this collector is, and returns the parts that it keeps
+// and takes. rejoins says that the record did not name it.
+func (s *share) distribute(g *recordpb.GarbageRun, now tso.Timestamp, leaving bool) (kept, taken []*work, rejoins bool) {
+	live := map[string]bool{}
+	g.Collectors = slices.DeleteFunc(g.Collectors, func(c *recordpb.GarbageRun_Collector) bool {
+		live[c.Owner] = tso.Timestamp(c.ExpiresTs) > now
+		return !live[c.Owner] || c.Owner == s.owner
+	})
+	rejoins = !live[s.owner]
+	if live[s.owner] = !leaving; !leaving {
+		g.Collectors = append(g.Collectors, &recordpb.GarbageRun_Collector{Owner: s.owner, ExpiresTs: int64(now) + gctime.LeaseTTL().Microseconds()})
+	}
+	g.Parts = slices.DeleteFunc(g.Parts, func(p *recordpb.GarbageRun_Part) bool {
+		i := slices.IndexFunc(s.works, func(w *work) bool { return w.part.Id == p.Id })
+		switch {
+		case i >= 0 && s.works[i].done: // also if another collector has it by now
+			return true
+		case i < 0 && p.Owner == s.owner, !live[p.Owner]:
+			p.Owner = ""
+		}
+		if i < 0 || p.Owner != "" && p.Owner != s.owner {
+			return false
+		}
+		w := s.works[i]
+		p.Table, p.Row, p.Owner = w.at.table, []byte(w.at.row), s.owner
+		if w.stopped || leaving {
+			s.gaveUp[p.Id] = true
+			p.Owner = ""
+			return false
+		}
+		kept = append(kept, w)
+		return false
+	})
+	if !leaving {
+		fair := min(s.width, (len(g.Parts)+len(g.Collectors)-1)/len(g.Collectors))
+		for _, p := range g.Parts {
+			if p.Owner == "" && !s.gaveUp[p.Id] && len(kept)+len(taken) < fair {
+				p.Owner = s.owner
+				taken = append(taken, &work{part: p, at: position{p.Table, string(p.Row)}})
+			}
+		}
+	}
+	g.UpdatedTs = int64(now)
+	setPosition(g)
+	return kept, taken, rejoins
 }
 
 // setPosition sets table and row, for people and for releases that do not know parts: everything
