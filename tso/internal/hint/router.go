@@ -152,8 +152,7 @@ func (r *Router) Subscribe(ctx context.Context, topics []string, deliver func(Hi
 	defer func() { r.Leave(s, batch) }()
 	for ctx.Err() == nil {
 		select {
-		case <-ctx.Done():
-			return nil
+		case <-ctx.Done(): // Leave gives the batch to the others
 		case <-s.Ready():
 		}
 		for batch = r.Take(s); len(batch) > 0 && ctx.Err() == nil; {

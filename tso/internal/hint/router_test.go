@@ -1,11 +1,13 @@
 package hint
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 )
 
 func join(t *testing.T, r *Router, topics ...string) *Subscriber {
@@ -194,5 +196,104 @@ func TestTopics(t *testing.T) {
 		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) || err == nil && !slices.Equal(slices.Sorted(slices.Values(got)), want) {
 			t.Errorf("%s: %d topics, %v; want %q", name, len(got), err, tt.says)
 		}
+	}
+}
+
+// TestRoutes: a hint goes to the shorter of two queues, past queues that are full, and is dropped if too
+// many of them are.
+func TestRoutes(t *testing.T) {
+	for _, n := range []int{2, 3} {
+		r := NewRouter()
+		all := make([]*Subscriber, n)
+		for i := range all {
+			all[i] = join(t, r, "t")
+		}
+		all[0].queue.Add(Hint{"t", "waits"})
+		for i := range 300 {
+			r.Publish([]Hint{{"t", fmt.Sprint(i)}})
+			if all[0].queue.Len() != 1 {
+				t.Fatalf("of %d queues, the longer one gets a hint", n)
+			}
+			got := 0
+			for _, s := range all[1:] {
+				got += len(r.Take(s))
+			}
+			if got != 1 {
+				t.Fatalf("%d of %d queues get a hint", got, n)
+			}
+		}
+	}
+	for n, routed := range map[int]bool{tries: true, 10 * tries: false} {
+		r := NewRouter()
+		s := join(t, r, "t")
+		for range n - 1 {
+			join(t, r, "t").queue.bytes = maxWaitingBytes // full
+		}
+		const hints = 200
+		got := 0
+		for i := range hints {
+			r.Publish([]Hint{{"t", fmt.Sprint(i)}})
+			got += len(r.Take(s))
+		}
+		if stats := r.Stats(); stats.Dropped != uint64(hints-got) || (stats.Dropped == 0) != routed {
+			t.Errorf("%d of %d hints went to the one queue of %d that has room; %+v", got, hints, n, stats)
+		}
+	}
+}
+
+// TestSubscribe: deliver gets the hints in order until the context ends. What waits then goes to another
+// subscriber of the topic, and is dropped without one.
+func TestSubscribe(t *testing.T) {
+	r := NewRouter()
+	if err := r.Subscribe(t.Context(), nil, nil); err == nil {
+		t.Error("subscribed to no topic")
+	}
+	for _, other := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) { testSubscribe(t, other) })
+	}
+	r = NewRouter() // what was not taken
+	s := join(t, r, "t")
+	r.Publish([]Hint{{"t", "1"}, {"t", "2"}})
+	r.Leave(s, []Hint{{"t", "0"}})
+	if stats := r.Stats(); stats != (Stats{Received: 2, Dropped: 3}) || r.bytes != 0 {
+		t.Errorf("%+v, %d bytes", stats, r.bytes)
+	}
+}
+
+func testSubscribe(t *testing.T, other bool) {
+	r := NewRouter()
+	r.MaxSubscribers = 1
+	ctx, cancel := context.WithCancel(t.Context())
+	var got []string
+	var last *Subscriber
+	ended := make(chan error, 1)
+	go func() {
+		ended <- r.Subscribe(ctx, []string{"t", "t"}, func(h Hint) {
+			if got = append(got, h.Key); len(got) == 2 {
+				r.MaxSubscribers = 2
+				if other {
+					last, _ = r.Join([]string{"t"})
+				}
+				cancel()
+			}
+		})
+	}()
+	synctest.Wait()
+	if err := r.Subscribe(ctx, []string{"t"}, nil); !errors.Is(err, errTooManySubscribers) {
+		t.Errorf("a second subscriber: %v", err)
+	}
+	r.Publish([]Hint{{"t", "1"}, {"t", "2"}, {"t", "3"}, {"t", "4"}})
+	if err := <-ended; err != nil || !slices.Equal(got, []string{"1", "2"}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	want := Stats{Received: 4, Delivered: 2, Dropped: 2}
+	if other {
+		want.Dropped, want.Subscribers = 0, 1
+		if rest := r.Take(last); !slices.Equal(rest, []Hint{{"t", "3"}, {"t", "4"}}) {
+			t.Errorf("the other one gets %v", rest)
+		}
+	}
+	if s := r.Stats(); s != want || r.bytes != 129*want.Subscribers {
+		t.Errorf("%+v, %d bytes; want %+v", s, r.bytes, want)
 	}
 }

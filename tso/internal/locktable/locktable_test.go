@@ -86,7 +86,7 @@ func TestLock(t *testing.T) {
 func TestRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := len("a0") + len("o") + Overhead
-		table := New(3*one+9, 2*one)
+		table := New(3*one, 2*one)
 		acquire := func(name, client string, ttl time.Duration, want error) {
 			t.Helper()
 			if ok, _, err := table.Acquire(name, "o", ttl, client); !errors.Is(err, want) || ok != (want == nil) {
@@ -148,6 +148,15 @@ func TestRoom(t *testing.T) {
 			t.Errorf("clients without locks count: %v", table.by)
 		}
 	})
+}
+
+// TestLeastRoom: the smallest bounds that there are have no room for a lock.
+func TestLeastRoom(t *testing.T) {
+	for _, table := range []*Table{New(1, 0), New(0, 1)} {
+		if ok, _, err := table.Acquire("n", "o", time.Minute, nil); ok || !errors.Is(err, ErrFull) || table.Len() != 0 {
+			t.Errorf("%d bytes for all, %d for each: %t, %v", table.all, table.each, ok, err)
+		}
+	}
 }
 
 // TestSweep: a table without bounds removes expired locks when it has doubled.

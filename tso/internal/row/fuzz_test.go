@@ -11,14 +11,19 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/format"
 )
 
-// aRow is a metadata table whose every read returns one row.
+// aRow is a metadata table that answers every read, and every increment, with one row or an error.
 type aRow struct {
 	bigtable.TableAPI
 	row bigtable.Row
+	err error
 }
 
 func (a aRow) ReadRow(context.Context, string, ...bigtable.ReadOption) (bigtable.Row, error) {
-	return a.row, nil
+	return a.row, a.err
+}
+
+func (a aRow) ApplyReadModifyWrite(context.Context, string, *bigtable.ReadModifyWrite) (bigtable.Row, error) {
+	return a.row, a.err
 }
 
 // FuzzRow reads rows of the oracle with bytes that no oracle wrote: what is
