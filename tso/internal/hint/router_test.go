@@ -225,10 +225,13 @@ func TestRoutes(t *testing.T) {
 	}
 	for n, routed := range map[int]bool{tries: true, 10 * tries: false} {
 		r := NewRouter()
-		s := join(t, r, "t")
-		for range n - 1 {
-			join(t, r, "t").queue.bytes = maxWaitingBytes // full
+		var all []*Subscriber
+		for range n {
+			all = append(all, join(t, r, "t"))
+			all[len(all)-1].queue.bytes = maxWaitingBytes // full
 		}
+		s := all[n/2]
+		s.queue.bytes = 0
 		const hints = 200
 		got := 0
 		for i := range hints {
@@ -282,7 +285,12 @@ func testSubscribe(t *testing.T, other bool) {
 	if err := r.Subscribe(ctx, []string{"t"}, nil); !errors.Is(err, errTooManySubscribers) {
 		t.Errorf("a second subscriber: %v", err)
 	}
-	r.Publish([]Hint{{"t", "1"}, {"t", "2"}, {"t", "3"}, {"t", "4"}})
+	r.Publish([]Hint{{"t", "1"}})
+	synctest.Wait()
+	if !slices.Equal(got, []string{"1"}) {
+		t.Errorf("got %v", got)
+	}
+	r.Publish([]Hint{{"t", "2"}, {"t", "3"}, {"t", "4"}})
 	if err := <-ended; err != nil || !slices.Equal(got, []string{"1", "2"}) {
 		t.Errorf("got %v, %v", got, err)
 	}

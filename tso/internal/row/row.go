@@ -97,15 +97,13 @@ func (r *Row) Read(ctx context.Context) (State, error) {
 		return State{}, err
 	}
 	s := State{Clock: stampOf(cells)}
-	if c, ok := cells[format.ColumnDirect]; ok {
-		v, ok := format.DecodeTimestamp(c.Value)
-		if !ok {
-			s.Mode = string(c.Value)
-		} else if err := r.Validate(v); err != nil {
-			return State{}, err
-		} else if v >= format.MinTimestamp {
-			s.Mode, s.Direct = format.ModeDirect, v
-		}
+	value := cells[format.ColumnDirect].Value
+	if v, ok := format.DecodeTimestamp(value); !ok {
+		s.Mode = string(value) // "" without one
+	} else if err := r.Validate(v); err != nil {
+		return State{}, err
+	} else if v >= format.MinTimestamp {
+		s.Mode, s.Direct = format.ModeDirect, v
 	}
 	lease, ok := format.DecodeLease(cells[format.ColumnLease].Value)
 	s.Lease = lease
@@ -239,9 +237,7 @@ func (r *Row) ToServed(ctx context.Context, old int64, lease, next format.Lease,
 	if err != nil {
 		return false, err
 	}
-	if old == 0 {
-		set.DeleteCellsInColumn(r.family, format.ColumnDirect) // see Initialize
-	}
+	set.DeleteCellsInColumn(r.family, format.ColumnDirect) // see Initialize
 	set.Set(r.family, format.ColumnDirect, format.CellDirect, []byte(format.ModeServed))
 	if old != 0 {
 		within := r.between(old, state.Limit)
@@ -293,7 +289,7 @@ func (r *Row) ReadColumn(ctx context.Context, column string) ([]byte, error) {
 	ctx, cancel := r.begin(ctx)
 	defer cancel()
 	row, err := r.table.ReadRow(ctx, r.Key, bigtable.RowFilter(r.alone(column)))
-	if err != nil || len(row[r.family]) == 0 {
+	if len(row[r.family]) == 0 { // or it failed
 		return nil, r.wrap("read", err)
 	}
 	return append([]byte{}, row[r.family][0].Value...), nil // not nil, even if empty
@@ -305,9 +301,7 @@ func (r *Row) ReadPrefix(ctx context.Context, prefix, column string, f func(key 
 	ctx, cancel := r.begin(ctx)
 	defer cancel()
 	return r.wrap("sweep", r.table.ReadRows(ctx, bigtable.PrefixRange(prefix), func(row bigtable.Row) bool {
-		if items := row[r.family]; len(items) > 0 {
-			f(row.Key(), items[0].Value)
-		}
+		f(row.Key(), row[r.family][0].Value)
 		return true
 	}, bigtable.RowFilter(r.alone(column))))
 }

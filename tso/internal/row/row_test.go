@@ -130,6 +130,9 @@ func TestStatesOfRow(t *testing.T) {
 			}
 		})
 	}
+	if v, ok := format.DecodeTimestamp([]byte("served")); v != 0 || ok {
+		t.Errorf("a name is timestamp %d, %t", v, ok)
+	}
 	r := Open(aRow{err: io.ErrUnexpectedEOF}, "", "", 0)
 	if s, err := r.Read(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || s != (State{}) {
 		t.Errorf("%+v, %v", s, err)
