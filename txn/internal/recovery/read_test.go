@@ -1,0 +1,205 @@
+package recovery
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+)
+
+// put stores a committed value of a column of row "r".
+func (w *world) put(qualifier string, start, commit tso.Timestamp) {
+	w.Helper()
+	w.record(qualifier, format.KindPut, start, commit)
+	w.set("a", "r", "f", qualifier, (base + start).Cell(), fmt.Appendf(nil, "v%d", start))
+}
+
+// record stores a record of a column of row "r".
+func (w *world) record(qualifier string, kind format.Kind, start, commit tso.Timestamp) {
+	w.Helper()
+	c := format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: qualifier}
+	family, value := format.WriteRecord{StartTS: base + start, Kind: kind, Primary: c}.Encode(c)
+	w.set("a", "r", family, "f:"+qualifier, (base + commit).Cell(), value)
+}
+
+// plain stores a value that another program has written.
+func (w *world) plain(qualifier string, ts bigtable.Timestamp) {
+	w.Helper()
+	w.set("a", "r", "f", qualifier, ts, fmt.Appendf(nil, "p%d", ts))
+}
+
+// prewrite stores a lock of a column of row "r", and its data.
+func (w *world) prewrite(qualifier, primary string, start tso.Timestamp, ttl time.Duration, kind format.Kind, passable bool) {
+	w.Helper()
+	c := format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: qualifier}
+	l := &format.Lock{Cell: c, StartTS: base + start, Kind: kind, Primary: c, TTL: ttl, Passable: passable && qualifier == primary}
+	l.Primary.Qualifier = primary
+	if l.Passable {
+		l.MinCommitTS = l.StartTS
+	}
+	w.set("a", "r", format.LockFamily, "f:"+qualifier, l.StartTS.Cell(), format.EncodeLock(l))
+	if kind == format.KindPut {
+		w.set("a", "r", "f", qualifier, l.StartTS.Cell(), fmt.Appendf(nil, "v%d", start))
+	}
+}
+
+// TestReadsOfARow: what a read at 1200, and a read of the latest state, show of a row, and which requests
+// they need. testdata/reads.txt lists them.
+func TestReadsOfARow(t *testing.T) {
+	const long = 30 * time.Minute
+	expiring := func(m *recordpb.TableSchema) {
+		m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1000}}
+	}
+	bulk := func(m *recordpb.TableSchema) {
+		m.FormatVersion, m.BulkPrewrite, m.BulkPrewriteFromTs = format.BulkVersion, true, int64(base)
+	}
+	none := func(*recordpb.TableSchema) {}
+	many := func(n int) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprintf("%03d%s", i, strings.Repeat("x", 200)))
+		}
+		return all
+	}
+	rows := map[string]struct {
+		schema func(*recordpb.TableSchema)
+		make   func(w *world)
+	}{
+		"absent":                  {none, func(*world) {}},
+		"put":                     {none, func(w *world) { w.put("q", 100, 150) }},
+		"put twice":               {none, func(w *world) { w.put("q", 100, 150); w.put("q", 1150, 1250) }},
+		"put at the read":         {none, func(w *world) { w.put("q", 100, 1200) }},
+		"deleted":                 {none, func(w *world) { w.put("q", 100, 150); w.record("q", format.KindDelete, 200, 250) }},
+		"plain":                   {none, func(w *world) { w.plain("q", 1000); w.plain("q", 2000) }},
+		"put over plain":          {none, func(w *world) { w.plain("q", 1000); w.put("q", 100, 150) }},
+		"put without data":        {none, func(w *world) { w.record("q", format.KindPut, 100, 150) }},
+		"columns":                 {none, func(w *world) { w.put("b", 100, 150); w.plain("a", 1000); w.put("c", 100, 150) }},
+		"damaged":                 {none, func(w *world) { w.set("a", "r", format.WriteFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
+		"damaged lock":            {none, func(w *world) { w.set("a", "r", format.LockFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
+		"beyond the oracle":       {none, func(w *world) { w.put("q", 100, tso.Timestamp(2*time.Hour/time.Microsecond)) }},
+		"locked":                  {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, false) }},
+		"passable":                {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"passable over plain":     {none, func(w *world) { w.plain("q", 1000); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"passable, nothing below": {none, func(w *world) { w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"passable over a put without data": {none, func(w *world) {
+			w.record("q", format.KindPut, 100, 150)
+			w.prewrite("q", "q", 200, long, format.KindPut, true)
+		}},
+		"passable of two columns": {none, func(w *world) {
+			w.put("b", 100, 150)
+			w.put("c", 100, 160)
+			w.prewrite("b", "b", 200, long, format.KindPut, true)
+			w.prewrite("a", "b", 200, long, format.KindPut, true)
+		}},
+		"passable beside a commit": {none, func(w *world) {
+			w.put("a", 300, 350)
+			w.put("b", 100, 150)
+			w.prewrite("b", "b", 200, long, format.KindPut, true)
+		}},
+		"locked above a commit": {none, func(w *world) { w.put("a", 100, 150); w.prewrite("b", "b", 200, long, format.KindPut, false) }},
+		"committed above the read": {none, func(w *world) {
+			w.put("q", 100, 150)
+			w.prewrite("q", "p", 200, long, format.KindPut, false)
+			w.put("p", 200, 1250)
+		}},
+		"primary committed": {none, func(w *world) {
+			w.prewrite("q", "p", 200, long, format.KindPut, false)
+			w.put("p", 200, 250)
+		}},
+		"lock-only, expired": {none, func(w *world) {
+			w.put("q", 100, 150)
+			w.prewrite("q", "q", 200, time.Millisecond, format.KindLock, false)
+		}},
+		"lock-only":            {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindLock, false) }},
+		"expired":              {expiring, func(w *world) { w.put("q", 100, 150); w.put("r", 200, 250); w.plain("p", 1000) }},
+		"expired at the read":  {expiring, func(w *world) { w.put("q", 100, 200); w.put("r", 100, 201) }},
+		"expired below a lock": {expiring, func(w *world) { w.plain("q", 1000); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"two locks": {bulk, func(w *world) {
+			w.prewrite("q", "p", 200, long, format.KindPut, false)
+			w.prewrite("q", "o", 300, long, format.KindPut, false)
+			w.put("p", 200, 250)
+			w.put("o", 300, 350)
+		}},
+		"two passable locks": {bulk, func(w *world) {
+			w.put("q", 100, 150)
+			w.prewrite("q", "q", 200, long, format.KindPut, true)
+			w.prewrite("q", "q", 300, long, format.KindPut, true)
+		}},
+		"many passable": {none, func(w *world) {
+			for _, q := range many(90) {
+				w.put(q, 100, 150)
+				w.prewrite(q, many(1)[0], 200, long, format.KindPut, true)
+			}
+		}},
+		"many deleted": {none, func(w *world) {
+			for i := range 40 {
+				w.record(fmt.Sprintf("%02d", i), format.KindDelete, 100, 150)
+			}
+			w.put("40", 100, 150)
+			w.put("41", 100, 150)
+			w.plain("42", 1000)
+		}},
+	}
+	selections := map[string]store.Selection{
+		"everything":        {},
+		"columns":           {Columns: []format.Column{{Family: "f", Qualifier: "q"}, {Family: "f", Qualifier: "b"}}},
+		"keys":              {KeysOnly: true},
+		"2 of the family":   {Ranges: []store.QualifierRange{{Family: "f"}}, First: 2},
+		"1 of two families": {Ranges: []store.QualifierRange{{Family: "f"}}, Columns: []format.Column{{Family: "g", Qualifier: "q"}}, First: 1},
+	}
+	g := newGolden(t, "reads.txt")
+	for _, name := range slices.Sorted(maps.Keys(rows)) {
+		t.Run(name, func(t *testing.T) {
+			var lines []string
+			for _, sel := range slices.Sorted(maps.Keys(selections)) {
+				for _, kind := range []string{"at 1200", "latest"} {
+					newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
+						rows[name].make(w)
+						var row bigtable.Row
+						var err error
+						if kind == "latest" {
+							row, err = ReadLatest(w.Context(), w.r, w.table, "r", selections[sel])
+						} else {
+							row, err = ReadVisible(w.Context(), w.r, w.table, "r", selections[sel], base+1200)
+						}
+						w.settle()
+						slices.Sort(w.requests) // some are made in the background
+						requests, after, _ := strings.Cut(w.did(), "; resolved ")
+						if resolved, _, _ := strings.Cut(after, ";"); resolved != "[]" {
+							requests += " resolved " + resolved
+						}
+						lines = append(lines, fmt.Sprintf("%s, %s: %s %s; %s; newest %d", sel, kind, shown(row), errorName(err), requests, max(w.r.Clock.Newest()-base, 0)))
+					}, rows[name].schema)
+				}
+			}
+			g.compare(t, name, lines)
+		})
+	}
+}
+
+// shown returns the cells of a row, at timestamps from base on. It leaves out what many cells have in
+// common.
+func shown(row bigtable.Row) string {
+	var all []string
+	for _, family := range slices.Sorted(maps.Keys(row)) {
+		for _, it := range row[family] {
+			ts := int64(it.Timestamp)
+			if ts > int64(base) {
+				ts -= int64(base)
+			}
+			all = append(all, fmt.Sprintf("%s@%d=%s", strings.TrimRight(it.Column, "x"), ts, it.Value))
+		}
+	}
+	if n := len(all); n > 4 {
+		return fmt.Sprintf("[%s … %s: %d]", all[0], all[n-1], n)
+	}
+	return fmt.Sprint(all)
+}
