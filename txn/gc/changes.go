@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -73,13 +74,19 @@ func (r changes) divide(ctx context.Context) ([]*recordpb.GarbageRun_Part, error
 	}
 	name := r.client.Metadata.Name
 	starts := []position{{name, all.Ranges[0].Start}}
-	if span := r.report.SafePoint - first; notes == minNotes && first > 0 {
-		n := min(maxParts/2, span/minSpan)
-		for i := tso.Timestamp(1); i < n; i++ {
-			starts = append(starts, position{name, changed.KeyAt(first + i*(span/n))})
-		}
+	if notes == minNotes && first > 0 {
+		starts = append(starts, spread(name, first, r.report.SafePoint)...)
 	}
 	return partsFrom(starts, position{name, all.Ranges[0].End}), nil
+}
+
+// spread returns the positions that divide the notes of a time.
+func spread(table string, from, to tso.Timestamp) (starts []position) {
+	n := min(maxParts/2, (to-from)/minSpan)
+	for i := tso.Timestamp(1); i < n; i++ {
+		starts = append(starts, position{table, changed.KeyAt(from + i*((to-from)/n))})
+	}
+	return starts
 }
 
 // dropNotes removes the notes that a run has made unnecessary that read every row, and the claims
@@ -214,22 +221,33 @@ func (r changes) knowSettled(ctx context.Context, record *recordpb.SafePoint) er
 	if err := r.claims(ctx, func(_ string, number uint64, ts tso.Timestamp) { claims[number] = ts }); err != nil {
 		return err
 	}
-	resolved := tso.Timestamp(record.ResolvedTs)
 	r.rules.drained = 0 // what needs a drained safe point stays
-	r.rules.settled = func(cell format.Cell, w format.WriteRecord) bool {
+	r.rules.settled = settledBy(tso.Timestamp(record.ResolvedTs), claims)
+	return nil
+}
+
+// settledBy is rules.settled for locks that are resolved up to a safe point, and for claims by number.
+func settledBy(resolved tso.Timestamp, claims map[uint64]tso.Timestamp) func(format.Cell, format.WriteRecord) bool {
+	return func(cell format.Cell, w format.WriteRecord) bool {
 		return w.Primary != cell || w.StartTS <= resolved || w.SettledBy == format.Alone || w.StartTS <= claims[w.SettledBy]
 	}
-	return nil
 }
 
 // claims calls fn with each stored claim. It leaves out what it cannot read.
 func (r changes) claims(ctx context.Context, fn func(row string, number uint64, ts tso.Timestamp)) error {
 	return r.client.Metadata.ReadRows(ctx, bigtable.PrefixRange(recovery.SettledRowPrefix), func(raw bigtable.Row) bool {
-		var s recordpb.Settled
-		number, err := strconv.ParseUint(raw.Key()[len(recovery.SettledRowPrefix):], 16, 64)
-		if items := raw[store.DeployFamily]; err == nil && len(items) > 0 && proto.Unmarshal(items[0].Value, &s) == nil && s.FormatVersion == format.Version {
-			fn(raw.Key(), number, tso.Timestamp(s.Ts))
+		if number, ts, ok := decodeClaim(raw); ok {
+			fn(raw.Key(), number, ts)
 		}
 		return true
 	}, bigtable.RowFilter(store.Interleave(store.ExactColumn(store.DeployFamily, recovery.SettledQualifier))))
+}
+
+// decodeClaim returns the number of a client and up to where its transactions have no locks.
+func decodeClaim(raw bigtable.Row) (number uint64, ts tso.Timestamp, ok bool) {
+	var s recordpb.Settled
+	items := raw[store.DeployFamily]
+	number, err := strconv.ParseUint(strings.TrimPrefix(raw.Key(), recovery.SettledRowPrefix), 16, 64)
+	ok = err == nil && proto.Unmarshal(items[0].Value, &s) == nil && s.FormatVersion == format.Version
+	return number, tso.Timestamp(s.Ts), ok
 }

@@ -121,7 +121,12 @@ func (r *run) chooseSafePoint(ctx context.Context) (tso.Timestamp, error) {
 		return 0, err
 	}
 	r.rules.drained = store.Drained(record, now, r.cfg.Retention)
-	retained := now - tso.Timestamp(r.cfg.Retention.Microseconds())
+	return r.below(holds), nil
+}
+
+// below returns the latest safe point that the retention and holds allow.
+func (r *run) below(holds []Hold) tso.Timestamp {
+	retained := r.report.Now - tso.Timestamp(r.cfg.Retention.Microseconds())
 	p := retained
 	for _, h := range holds {
 		if h.OldestTS <= retained {
@@ -129,7 +134,7 @@ func (r *run) chooseSafePoint(ctx context.Context) (tso.Timestamp, error) {
 			p = min(p, h.OldestTS-1)
 		}
 	}
-	return max(p, r.report.Previous), nil
+	return max(p, r.report.Previous)
 }
 
 func (r *run) setSafePoint(p tso.Timestamp, plain bool) {
@@ -156,20 +161,13 @@ func (r *run) lead(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	last := r.state
-	changed := last.FullTs != 0 && int64(r.report.Now)-last.FullTs < r.cfg.FullEvery.Microseconds() && !r.cfg.Restart
-	switch last.Phase {
-	case recordpb.GarbageRun_PHASE_COLLECT, recordpb.GarbageRun_PHASE_LOCKS, recordpb.GarbageRun_PHASE_CHANGES:
-		if r.cfg.Restart || last.Changes && !changed && !r.report.Helped || !last.Divided && last.Phase != recordpb.GarbageRun_PHASE_COLLECT {
-			break
-		}
+	changed, resumes, done := r.next(p)
+	if resumes {
 		r.report.HeldBy, r.report.Resumed = []Hold{}, true
 		return r.resume(ctx, tables)
 	}
 	r.setSafePoint(p, r.cfg.Plain)
-	r.report.Changes = changed
-	done := last.Phase == recordpb.GarbageRun_PHASE_DONE && tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart && (changed || !last.Changes)
-	if p <= 0 || done {
+	if r.report.Changes = changed; done {
 		r.report.Nothing, r.report.Finished = true, true
 		return nil
 	}
@@ -216,6 +214,20 @@ func (r *run) lead(ctx context.Context) error {
 	return r.goOn(ctx)
 }
 
+// next says what a leader does after the last run, if the next safe point is p: whether it follows
+// changes, continues that run, or has nothing to do.
+func (r *run) next(p tso.Timestamp) (changed, resumes, done bool) {
+	last := r.state
+	changed = last.FullTs != 0 && int64(r.report.Now)-last.FullTs < r.cfg.FullEvery.Microseconds() && !r.cfg.Restart
+	switch last.Phase {
+	case recordpb.GarbageRun_PHASE_COLLECT, recordpb.GarbageRun_PHASE_LOCKS, recordpb.GarbageRun_PHASE_CHANGES:
+		resumes = !r.cfg.Restart && (changed || r.report.Helped || !last.Changes) && (last.Divided || last.Phase == recordpb.GarbageRun_PHASE_COLLECT)
+	case recordpb.GarbageRun_PHASE_DONE:
+		done = tso.Timestamp(last.SafePoint) >= p && !r.cfg.Restart && (changed || !last.Changes)
+	}
+	return changed, resumes, done || p <= 0
+}
+
 // resume leads an interrupted run.
 func (r *run) resume(ctx context.Context, tables []string) (err error) {
 	r.adopt()
@@ -227,19 +239,7 @@ func (r *run) resume(ctx context.Context, tables []string) (err error) {
 			return err
 		}
 	}
-	err = r.update(ctx, func(g *recordpb.GarbageRun) error {
-		if !r.same(g) {
-			return &BusyError{Holder: g.Owner, Lost: true}
-		}
-		if g.Owner = r.owner; !g.Divided {
-			g.Divided, g.Parts = true, parts
-		}
-		if !r.report.Helped { // otherwise the limit of the collector that died stays
-			g.Rate = r.cfg.Rate
-		}
-		return nil
-	})
-	if err != nil {
+	if err = r.update(ctx, func(g *recordpb.GarbageRun) error { return r.resumed(g, parts) }); err != nil {
 		return err
 	}
 	r.setStreams(r.state.Rate)
@@ -657,6 +657,18 @@ func (r *run) phase(ctx context.Context, name string, do func(context.Context) e
 	return err
 }
 
+// setRate sets how fast this collector reads, if the run has so many collectors.
+func (r *run) setRate(collectors int) {
+	limit := rate.Inf
+	if all := r.state.GetRate(); all > 0 {
+		limit = rate.Limit(all / float64(max(1, collectors)))
+	}
+	if own := r.cfg.Rate; own > 0 {
+		limit = min(limit, rate.Limit(own))
+	}
+	r.limiter.SetLimit(limit)
+}
+
 // read reads the record of the last run.
 func (r *run) read(ctx context.Context) error {
 	return r.retry(ctx, func() error {
@@ -724,23 +736,25 @@ func (r *run) same(g *recordpb.GarbageRun) bool {
 	return tso.Timestamp(g.SafePoint) == r.report.SafePoint && g.StartedTs == r.startedTS
 }
 
-// setRate sets how fast this collector reads, if the run has so many collectors.
-func (r *run) setRate(collectors int) {
-	limit := rate.Inf
-	if all := r.state.GetRate(); all > 0 {
-		limit = rate.Limit(all / float64(max(1, collectors)))
-	}
-	if own := r.cfg.Rate; own > 0 {
-		limit = min(limit, rate.Limit(own))
-	}
-	r.limiter.SetLimit(limit)
-}
-
 // adopt takes over what the record says about the run.
 func (r *run) adopt() {
 	r.setSafePoint(tso.Timestamp(r.state.SafePoint), r.state.Plain)
 	r.startedTS, r.report.Changes = r.state.StartedTs, r.state.Changes
 	r.setStreams(r.state.Rate)
+}
+
+// resumed writes into the record that this collector leads the run; parts are for one without.
+func (r *run) resumed(g *recordpb.GarbageRun, parts []*recordpb.GarbageRun_Part) error {
+	if !r.same(g) {
+		return &BusyError{Holder: g.Owner, Lost: true}
+	}
+	if g.Owner = r.owner; !g.Divided {
+		g.Divided, g.Parts = true, parts
+	}
+	if !r.report.Helped { // otherwise the limit of the collector that died stays
+		g.Rate = r.cfg.Rate
+	}
+	return nil
 }
 
 // enter begins a phase, as the leader. A collector that was replaced begins none: its parts would
@@ -750,23 +764,26 @@ func (r *run) enter(ctx context.Context, phase recordpb.GarbageRun_Phase, parts 
 	if err != nil {
 		return err
 	}
-	return r.update(ctx, func(g *recordpb.GarbageRun) error {
-		if !r.same(g) || g.Owner != r.owner {
-			return &BusyError{Holder: g.Owner, Lost: true}
+	return r.update(ctx, func(g *recordpb.GarbageRun) error { return r.begun(g, now, phase, parts) })
+}
+
+// begun writes into the record that a phase begins.
+func (r *run) begun(g *recordpb.GarbageRun, now tso.Timestamp, phase recordpb.GarbageRun_Phase, parts []*recordpb.GarbageRun_Part) error {
+	if !r.same(g) || g.Owner != r.owner {
+		return &BusyError{Holder: g.Owner, Lost: true}
+	}
+	g.Phase, g.Parts, g.Divided, g.UpdatedTs = phase, parts, parts != nil, int64(now)
+	if !r.report.Helped { // otherwise the operator's limit is that of the dead collector
+		g.Rate = r.cfg.Rate
+	}
+	if phase == recordpb.GarbageRun_PHASE_DONE {
+		g.Collectors = nil
+		if !g.Changes {
+			g.FullTs = g.StartedTs
 		}
-		g.Phase, g.Parts, g.Divided, g.UpdatedTs = phase, parts, parts != nil, int64(now)
-		if !r.report.Helped { // otherwise the operator's limit is that of the dead collector
-			g.Rate = r.cfg.Rate
-		}
-		if phase == recordpb.GarbageRun_PHASE_DONE {
-			g.Collectors = nil
-			if !g.Changes {
-				g.FullTs = g.StartedTs
-			}
-		}
-		setPosition(g)
-		return nil
-	})
+	}
+	setPosition(g)
+	return nil
 }
 
 // end completes the report.

@@ -90,14 +90,15 @@ func divide(ctx context.Context, r *run, tables []string, from position) ([]*rec
 			}
 		}
 	}
-	if each := len(starts)/maxParts + 1; each > 1 {
-		var fewer []position
-		for chunk := range slices.Chunk(starts, each) {
-			fewer = append(fewer, chunk[0])
-		}
-		starts = fewer
+	return partsFrom(atMost(starts), position{}), nil
+}
+
+// atMost leaves out starts if there are more than maxParts.
+func atMost(starts []position) (fewer []position) {
+	for chunk := range slices.Chunk(starts, len(starts)/maxParts+1) {
+		fewer = append(fewer, chunk[0])
 	}
-	return partsFrom(starts, position{}), nil
+	return fewer
 }
 
 // partsFrom returns the parts that begin at starts. The last one ends at end.

@@ -1,0 +1,256 @@
+package notify
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
+)
+
+func notificationOf(row string, triggers ...tso.Timestamp) changes.Notification {
+	n := changes.Notification{Cell: txn.Cell{Table: "t", Row: row, Family: "f", Qualifier: "q"}}
+	for _, ts := range triggers {
+		n.Triggers = append(n.Triggers, format.NotifyCell{TS: ts})
+	}
+	return n
+}
+
+// TestOffersOfAJournal: each notification waits until the worker takes it, once. What does not fit is
+// not known, so the next turn offers it again. What was taken, or did not fit, makes the next turn soon.
+func TestOffersOfAJournal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		free, takes := make(chan struct{}), true
+		var offered []string
+		j := newJournal(&Scanner{}, Search{Logger: slog.New(slog.DiscardHandler), Offer: func(_ context.Context, n changes.Notification, _ func()) bool {
+			<-free
+			offered = append(offered, fmt.Sprint(n.Cell.Row, newestOf(n)))
+			return takes
+		}}, time.Second, time.Minute, 1, 1)
+		j.previous = time.Now() // there was a turn before this one
+		offer := func(n changes.Notification) {
+			j.offer(ctx, n)
+			synctest.Wait()
+		}
+		offer(notificationOf("first", 5, 7))
+		for i := range maxOffers {
+			offer(notificationOf(fmt.Sprint(i), 3))
+		}
+		offer(notificationOf("first", 7)) // the worker is taking it
+		offer(notificationOf("0", 2, 3))  // it waits
+		if n := j.found.Load(); n != 0 {
+			t.Errorf("%d notifications found before the worker has taken one", n)
+		}
+		offer(notificationOf("full", 1))
+		if n := j.found.Load(); n != 1 || j.known(notificationOf("full", 1)) || !j.known(notificationOf("first", 7)) || !j.known(notificationOf("0", 3)) {
+			t.Errorf("%d notifications found; the one that does not fit is known: %t", n, j.known(notificationOf("full", 1)))
+		}
+		close(free)
+		synctest.Wait()
+		if n := j.found.Load(); n != 2+maxOffers || len(offered) != 1+maxOffers || offered[0] != "first7" || offered[maxOffers] != fmt.Sprintf("%d3", maxOffers-1) {
+			t.Errorf("%d notifications found, %d offered: %v", n, len(offered), offered[:2])
+		}
+		takes, offered = false, nil
+		offer(notificationOf("first", 7)) // it was taken a moment ago
+		offer(notificationOf("first", 8))
+		offer(notificationOf("full", 1))
+		if n := j.found.Load(); n != 2+maxOffers || !slices.Equal(offered, []string{"first8", "full1"}) {
+			t.Errorf("%d notifications found, offered %v", n, offered)
+		}
+		cancel()
+		j.offering.Wait()
+	})
+}
+
+// TestKnownNotifications: a notification is known while it waits, until the turn after the one in which
+// it was taken, and for two of the shortest intervals, unless it is newer.
+func TestKnownNotifications(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		ago := func(d time.Duration) time.Time { return now.Add(-d) }
+		for name, tt := range map[string]struct {
+			offered  *offered
+			previous time.Time
+			newest   tso.Timestamp
+			want     bool
+		}{
+			"never offered":                 {nil, time.Time{}, 7, false},
+			"waits":                         {&offered{7, time.Time{}}, now, 7, true},
+			"waits, and is older":           {&offered{7, time.Time{}}, now, 6, true},
+			"waits, and is newer":           {&offered{7, time.Time{}}, now, 8, false},
+			"taken in the turn before":      {&offered{7, ago(time.Minute)}, ago(time.Minute), 7, true},
+			"taken before that":             {&offered{7, ago(time.Minute + 1)}, ago(time.Minute), 7, false},
+			"taken before that, lately":     {&offered{7, ago(2*time.Second - 1)}, now, 7, true},
+			"taken before that, not lately": {&offered{7, ago(2 * time.Second)}, now, 7, false},
+		} {
+			j := newJournal(&Scanner{}, Search{}, time.Second, time.Minute, 1, 1)
+			n := notificationOf("r", 3, tt.newest, 1)
+			j.previous = tt.previous
+			if tt.offered != nil {
+				j.offered[n.Cell] = *tt.offered
+			}
+			if got := j.known(n); got != tt.want {
+				t.Errorf("%s: %t", name, got)
+			}
+		}
+	})
+}
+
+// TestPartsOfAJournal: a long journal is read in one part for each second, up to eight for each
+// thread.
+func TestPartsOfAJournal(t *testing.T) {
+	for cost, want := range map[time.Duration]int{0: 1, time.Second - 1: 1, time.Second: 1, 2*time.Second - 1: 1, 2 * time.Second: 2, 24 * time.Second: 24, 25 * time.Second: 24} {
+		if got := (&journal{cost: cost, threads: 3}).parts(); got != want {
+			t.Errorf("%v: %d parts, want %d", cost, got, want)
+		}
+	}
+	j := newJournal(&Scanner{}, Search{}, time.Second, time.Minute, 3, 2)
+	if j.most != 12*time.Second || j.interval != time.Second || !j.busy || j.pieces != 3 || j.threads != 2 {
+		t.Errorf("%+v", j)
+	}
+	if j := newJournal(&Scanner{}, Search{}, time.Second, 2*time.Second, 3, 2); j.most != time.Second {
+		t.Errorf("the longest interval is %v", j.most)
+	}
+}
+
+// waits calls wait often, and returns the shortest and the longest time that it took.
+func waits(t *testing.T, wait func()) (least, most time.Duration) {
+	t.Helper()
+	least = time.Hour
+	for range 100 {
+		began := time.Now()
+		wait()
+		least, most = min(least, time.Since(began)), max(most, time.Since(began))
+	}
+	return least, most
+}
+
+// TestWaitsBetweenReads: while there is something to find, a worker waits for an interval, or three times as
+// long as a turn took. Otherwise n workers wait for a half to all of n intervals, and eight times less if
+// one of them reads for all.
+func TestWaitsBetweenReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct {
+			j        *journal
+			from, to time.Duration
+		}{
+			{&journal{busy: true, interval: time.Second, took: time.Second / 4, fleet: fleet{share: 3}}, time.Second, time.Second},
+			{&journal{busy: true, interval: time.Second, took: time.Second, fleet: fleet{share: 3}}, 3 * time.Second, 3 * time.Second},
+			{&journal{interval: time.Second, most: time.Second, took: time.Minute, fleet: fleet{share: 1}}, time.Second / 2, time.Second},
+			{&journal{interval: 8 * time.Second, most: time.Second, cost: longRead - 1, fleet: fleet{share: 10}}, 40 * time.Second, 80 * time.Second},
+			{&journal{interval: 8 * time.Second, most: time.Second, cost: longRead, fleet: fleet{share: 10}}, 5 * time.Second, 10 * time.Second},
+			{&journal{interval: time.Second, most: time.Second, rest: 5 * time.Second, fleet: fleet{share: 1}}, 5 * time.Second, 5 * time.Second},
+		} {
+			least, most := waits(t, func() {
+				if err := tt.j.wait(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+			spread := tt.to - tt.from
+			if least < tt.from || most > tt.to || least > tt.from+spread/4 || most < tt.to-spread/4 {
+				t.Errorf("interval %v, rest %v, cost %v, %d workers: waits of %v to %v, want %v to %v", tt.j.interval, tt.j.rest, tt.j.cost, tt.j.fleet.share, least, most, tt.from, tt.to)
+			}
+		}
+	})
+}
+
+// TestWaitsBetweenSweeps: a worker waits for its part of an interval for each worker, and for the others,
+// a half to all of it, from the begin of its last turn on.
+func TestWaitsBetweenSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct {
+			s        *sweeper
+			began    time.Duration // ago
+			want     time.Duration
+			from, to time.Duration
+		}{
+			{&sweeper{part: 1, interval: 4 * time.Second, fleet: fleet{share: 1}, took: time.Minute}, 0, 4 * time.Second, 2 * time.Second, 4 * time.Second},
+			{&sweeper{part: 0.25, interval: 4 * time.Second, fleet: fleet{share: 3}}, 0, 3 * time.Second, 1500 * time.Millisecond, 3 * time.Second},
+			{&sweeper{part: 0.25, interval: 4 * time.Second, fleet: fleet{share: 3}, took: 3 * time.Second}, 0, 8 * time.Second, 4 * time.Second, 8 * time.Second},
+			{&sweeper{part: 1, interval: 4 * time.Minute, most: time.Minute, fleet: fleet{share: 1}}, time.Minute, 4 * time.Minute, time.Minute, 3 * time.Minute},
+			{&sweeper{part: 1, interval: 4 * time.Second, fleet: fleet{share: 1}}, time.Minute, 4 * time.Second, 0, 0},
+		} {
+			if got := tt.s.pause(); got != tt.want {
+				t.Errorf("%+v: pause %v, want %v", tt.s.fleet, got, tt.want)
+			}
+			least, most := waits(t, func() {
+				if err := tt.s.wait(t.Context(), time.Now().Add(-tt.began)); err != nil {
+					t.Error(err)
+				}
+			})
+			spread := tt.to - tt.from
+			if least < tt.from || most > tt.to || least > tt.from+spread/4 || most < tt.to-spread/4 {
+				t.Errorf("interval %v, %d workers: waits of %v to %v, want %v to %v", tt.s.interval, tt.s.fleet.share, least, most, tt.from, tt.to)
+			}
+		}
+	})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := (&sweeper{fleet: fleet{share: 1}}).wait(ended, time.Now()); err == nil {
+		t.Error("a wait that has ended hides that the context has, too")
+	}
+}
+
+// TestCutTableExactly: pieces begin and end at keys, as evenly as these allow.
+func TestCutTableExactly(t *testing.T) {
+	for _, tt := range []struct {
+		keys []string
+		most int
+		want string
+	}{
+		{nil, 4, "[..]"},
+		{[]string{"a", "b", "c"}, 1, "[..]"},
+		{[]string{"a", "b", "c"}, 2, "[..b] [b..]"},
+		{[]string{"a", "b", "c"}, 4, "[..a] [a..b] [b..c] [c..]"},
+		{[]string{"a", "b", "c"}, 9, "[..a] [a..b] [b..c] [c..]"},
+		{[]string{"a", "b", "c", "d", "e"}, 3, "[..b] [b..d] [d..]"},
+		{[]string{"", "b", "b", ""}, 3, "[..b] [b..]"},
+	} {
+		got := ""
+		for _, p := range cutTable("t", tt.keys, tt.most) {
+			got += fmt.Sprintf(" [%s..%s]", p.start, p.end)
+			if p.table != "t" || p.resumed {
+				t.Errorf("%+v", p)
+			}
+		}
+		if got != " "+tt.want {
+			t.Errorf("%q in %d: %s, want %s", tt.keys, tt.most, got, tt.want)
+		}
+	}
+}
+
+// TestTurnsOfAPiece: a piece is read from a key in it, which the bytes after the common prefix choose.
+// The rest of a piece that a scan left, and a piece without a key in between, stay whole.
+func TestTurnsOfAPiece(t *testing.T) {
+	for name, p := range map[string]piece{"resumed": {"t", "a", "z", true}, "no key": {"t", "a", "a\x00", false}, "reversed": {"t", "b", "a", false}} {
+		if got := p.turn(); len(got) != 1 || got[0] != p {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	var all atomic.Int64
+	for range 100 {
+		p := piece{"t", "user1", "user2", false}
+		got := p.turn()
+		if at := got[0].start; len(got) != 2 || at[:4] != "user" || len(at) != len("user")+8 || got[0] != (piece{"t", at, "user2", false}) || got[1] != (piece{"t", "user1", at, false}) {
+			t.Fatalf("%+v", got)
+		}
+		if got[0].start[4] == '1' {
+			all.Add(1)
+		}
+	}
+	if all.Load() != 100 {
+		t.Errorf("%d of 100 keys begin with user1", all.Load())
+	}
+	if at := randomKey("", "\x00\x00\x00\x00\x00\x00\x00\x01"); at != "\x00\x00\x00\x00\x00\x00\x00\x00" {
+		t.Errorf("%q", at)
+	}
+}
