@@ -26,3 +26,6 @@ func (s *Server) Locked() int {
 	_, bytes := table.Size()
 	return bytes
 }
+
+// Nudge is what a request does that finds no leader.
+func (s *Server) Nudge() { s.service.alloc.nudge() }
