@@ -180,7 +180,7 @@ func (r *requester) attempt(ctx context.Context, count int64, patience time.Dura
 		high := first
 		if first, hint, err = r.askServer(ctx, count, patience); err == nil && first <= high {
 			address := r.servers.first().address
-			first, hint, err = 0, "", fmt.Errorf("tso: %s answered %d and then %d; neither is used", address, high, first)
+			err = fmt.Errorf("tso: %s answered %d and then %d; neither is used", address, high, first)
 		}
 	}
 	if err == nil {
@@ -255,8 +255,7 @@ func (r *requester) broken(ctx context.Context, s *askStream, err error) error {
 // hangUp ends the stream, if there is one.
 func (r *requester) hangUp() {
 	if r.stream != nil {
-		r.stream.timer.Stop()
-		r.stream.cancel()
+		r.stream.cancel() // no request is under way, so its timer is stopped
 		r.stream = nil
 	}
 }
