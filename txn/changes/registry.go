@@ -101,33 +101,36 @@ func RegisterObserver(ctx context.Context, client *txn.Client, table string, col
 	if weak && col.IsPattern() {
 		return format.Invalidf("observer %s: a pattern (%s) cannot take weak notifications: no transaction can write such columns", observer, col)
 	}
-	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
-		if !slices.Contains(m.Families, col.RealFamily()) {
-			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.RealFamily(), strings.Join(m.Families, ", "))
+	return editObserved(ctx, c, table, func(m *recordpb.TableSchema) error { return register(m, table, col, observer, weak) })
+}
+
+// register adds an observer to a schema record.
+func register(m *recordpb.TableSchema, table string, col format.Column, observer string, weak bool) error {
+	if !slices.Contains(m.Families, col.RealFamily()) {
+		return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the table has no family %q; known are %s", observer, col, table, format.ErrSchema, col.RealFamily(), strings.Join(m.Families, ", "))
+	}
+	var entry *recordpb.ObservedColumn
+	for _, o := range m.Observed {
+		switch here := store.ColumnOf(o); {
+		case here == col:
+			entry = o
+		case (weak || o.Weak) && (here.Matches(col) || col.Matches(here)):
+			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: a pattern cannot contain a column for weak notifications, and %s is registered for %s ones", observer, col, table, ErrRegistration, here, strength(o.Weak))
+		case slices.Contains(o.Observers, observer):
+			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: it is registered for column %s: use another id, or remove that registration first (changes.UnregisterObserver, percctl observer remove)", observer, col, table, ErrRegistration, here)
 		}
-		var entry *recordpb.ObservedColumn
-		for _, o := range m.Observed {
-			switch here := store.ColumnOf(o); {
-			case here == col:
-				entry = o
-			case (weak || o.Weak) && (here.Matches(col) || col.Matches(here)):
-				return fmt.Errorf("changes: observer %s of column %s in table %q: %w: a pattern cannot contain a column for weak notifications, and %s is registered for %s ones", observer, col, table, ErrRegistration, here, strength(o.Weak))
-			case slices.Contains(o.Observers, observer):
-				return fmt.Errorf("changes: observer %s of column %s in table %q: %w: it is registered for column %s: use another id, or remove that registration first (changes.UnregisterObserver, percctl observer remove)", observer, col, table, ErrRegistration, here)
-			}
-		}
-		switch {
-		case entry == nil:
-			entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
-			m.Observed = append(m.Observed, entry)
-		case entry.Weak != weak:
-			return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrRegistration, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
-		}
-		if !slices.Contains(entry.Observers, observer) {
-			entry.Observers = append(entry.Observers, observer)
-		}
-		return nil
-	})
+	}
+	switch {
+	case entry == nil:
+		entry = &recordpb.ObservedColumn{Column: &recordpb.Column{Family: col.Family, Qualifier: []byte(col.Qualifier)}, Weak: weak}
+		m.Observed = append(m.Observed, entry)
+	case entry.Weak != weak:
+		return fmt.Errorf("changes: observer %s of column %s in table %q: %w: the column is registered for %s notifications, by %s", observer, col, table, ErrRegistration, strength(entry.Weak), strings.Join(append(entry.Observers, "table init"), ", "))
+	}
+	if !slices.Contains(entry.Observers, observer) {
+		entry.Observers = append(entry.Observers, observer)
+	}
+	return nil
 }
 
 // CheckRegistration returns the error with which [RegisterObserver] refuses names that
@@ -163,20 +166,24 @@ func strength(weak bool) string {
 func UnregisterObserver(ctx context.Context, client *txn.Client, table, observer string) (found bool, err error) {
 	c := access.ResolverOf(client)
 	err = editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
-		found = false
-		for _, o := range m.Observed {
-			if slices.Contains(o.Observers, observer) {
-				found = true
-				o.Observers = slices.DeleteFunc(o.Observers, func(id string) bool { return id == observer })
-				if len(o.Observers) == 0 {
-					m.Observed = slices.DeleteFunc(m.Observed, func(other *recordpb.ObservedColumn) bool { return other == o })
-				}
-				return nil
-			}
-		}
+		found = unregister(m, observer)
 		return nil
 	})
 	return found, err
+}
+
+// unregister removes an observer from a schema record, and reports whether it was there.
+func unregister(m *recordpb.TableSchema, observer string) bool {
+	for i, o := range m.Observed {
+		if slices.Contains(o.Observers, observer) {
+			o.Observers = slices.DeleteFunc(o.Observers, func(id string) bool { return id == observer })
+			if len(o.Observers) == 0 {
+				m.Observed = slices.Delete(m.Observed, i, i+1)
+			}
+			return true
+		}
+	}
+	return false
 }
 
 // editObserved changes a table's schema record and reads it back.

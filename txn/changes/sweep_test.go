@@ -51,3 +51,67 @@ func TestFirstSweepIsStoredOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestMovedSweeps: workers move a sweep on, one at a time. At its end the next one begins. It has completed
+// the table only if it has read each piece.
+func TestMovedSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithoutJournal(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		env.CreateTable("docs", "d")
+		env.CreateTable("other", "d")
+		for _, table := range []string{"docs", "other"} {
+			if err := admin.InitTable(t.Context(), env.Admin, env.Bigtable, "", admin.TableSpec{Name: table, Families: []string{"d"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		if _, err := c.Timestamp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		look := func() changes.SweepPosition {
+			t.Helper()
+			all, err := changes.SweepPositions(t.Context(), c, nil, "other", "docs")
+			if err != nil || len(all) != 2 || all[0].Table != "docs" || all[1].Table != "other" || all[1].Row != "" {
+				t.Fatalf("%+v, %v", all, err)
+			}
+			return all[0]
+		}
+		is := func(when string, p changes.SweepPosition, want changes.SweepPosition) {
+			t.Helper()
+			want.Table = "docs"
+			for _, got := range []changes.SweepPosition{p, look()} {
+				if d := cmp.Diff(want, got, cmpopts.IgnoreUnexported(changes.SweepPosition{})); d != "" {
+					t.Errorf("%s (-want +got):\n%s", when, d)
+				}
+			}
+		}
+		move := func(p changes.SweepPosition, row string, end, want bool) changes.SweepPosition {
+			t.Helper()
+			moved, ok, err := changes.MoveSweep(t.Context(), c, p, row, end, time.Minute)
+			if ok != want || err != nil {
+				t.Errorf("moved: %t, %v", ok, err)
+			}
+			return moved
+		}
+		start := look()
+		begun := start.BegunTS
+		is("before the first", start, changes.SweepPosition{DueTS: begun, BegunTS: begun})
+		<-time.After(time.Second)
+		middle := move(start, "m", false, true)
+		is("in the middle", middle, changes.SweepPosition{Row: "m", DueTS: middle.BegunTS + 61e6, BegunTS: begun})
+		if again := move(start, "z", false, false); again.Row != "" {
+			t.Errorf("a second worker moved it to %q", again.Row)
+		}
+		middle.Missed = true
+		middle = move(middle, "n", false, true)
+		is("a piece was missed", middle, changes.SweepPosition{Row: "n", DueTS: begun + 61e6, BegunTS: begun, Missed: true})
+		<-time.After(time.Second)
+		end := move(middle, "", true, true)
+		is("at the end, a piece was missed", end, changes.SweepPosition{DueTS: begun + 62e6, BegunTS: begun + 2e6})
+		<-time.After(time.Second)
+		end = move(end, "", true, true)
+		is("at the end", end, changes.SweepPosition{DueTS: begun + 63e6, BegunTS: begun + 3e6, Complete: true})
+		middle = move(end, "k", false, true)
+		is("in the next one", middle, changes.SweepPosition{Row: "k", DueTS: begun + 63e6, BegunTS: begun + 3e6, Complete: true})
+	})
+}
