@@ -3,7 +3,6 @@ package notify
 import (
 	"context"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
@@ -52,7 +51,11 @@ func (f *fleet) count(ctx context.Context, s Search) {
 		f.share = max(f.share, 1)
 		return
 	}
-	own := admin.Owner(s.Client)
+	f.learn(workers, admin.Owner(s.Client), s.Observers)
+}
+
+// learn takes what the tokens of all workers say, for the worker own with these observers.
+func (f *fleet) learn(workers []admin.Worker, own string, observers []string) {
 	var fleet []string // in order
 	rank, old := 0, false
 	for _, w := range workers {
@@ -60,12 +63,12 @@ func (f *fleet) count(ctx context.Context, s Search) {
 			continue
 		}
 		old = old || w.SchemaMaxAge == 0
-		mine := func(id string) bool { return slices.Contains(s.Observers, id) }
+		mine := func(id string) bool { return slices.Contains(observers, id) }
 		if !slices.ContainsFunc(w.Observers, mine) {
 			continue
 		}
 		fleet = append(fleet, w.Owner)
-		if strings.Compare(w.Owner, own) < 0 {
+		if w.Owner < own {
 			rank++
 		}
 	}

@@ -2,11 +2,15 @@ package changes_test
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -62,4 +66,26 @@ func TestRegisteredIndexes(t *testing.T) {
 		wantError(t, err, txn.ErrNotInitialized, "nowhere")
 	}
 	want(b, c)
+}
+
+// TestIndexesOfExpiringValues: an index is refused if its values or its entries expire.
+func TestIndexesOfExpiringValues(t *testing.T) {
+	env := txntest.New(t)
+	env.CreateTable("docs", "d", "brief")
+	env.CreateTable("places", "f", "brief")
+	for _, table := range []string{"docs", "places"} {
+		if err := admin.SetExpiry(t.Context(), env.Client, table, "brief", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		family, entries string
+		ok              bool
+	}{{"d", "places/f", true}, {"brief", "places/f", false}, {"d", "places/brief", false}} {
+		i := changes.Index{Name: "x", Entries: tt.entries, Columns: []txn.Column{{Family: tt.family, Qualifier: "q"}}}
+		err := changes.RegisterIndex(t.Context(), env.Client, "docs", i)
+		if tt.ok && err != nil || !tt.ok && (!errors.Is(err, txn.ErrSchema) || !strings.Contains(err.Error(), "cannot follow")) {
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
 }

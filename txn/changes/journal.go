@@ -208,7 +208,7 @@ func (s *journalScan) examine(ctx context.Context, e journal.Entry) error {
 	for _, item := range raw[format.WriteFamily] {
 		gone.StartTS = max(gone.StartTS, tso.FromCell(item.Timestamp))
 	}
-	if gone.StartTS >= e.StartTS && gone.NotifyTS >= e.NotifyTS && gone.FailureTS >= e.FailureTS {
+	if covers(gone, e) {
 		return c.Journal.Remove(ctx, gone)
 	}
 	if c.Journal.Examined.Since(e) < forgetAfter {
@@ -226,4 +226,9 @@ func (s *journalScan) examine(ctx context.Context, e journal.Entry) error {
 		return errors.Join(err, c.Journal.Enter(ctx, journal.Entry{NotifyTS: e.Newest()}, e.Cell))
 	}
 	return nil
+}
+
+// covers reports whether a removal removes all of an entry.
+func covers(r journal.Removal, e journal.Entry) bool {
+	return r.StartTS >= e.StartTS && r.NotifyTS >= e.NotifyTS && r.FailureTS >= e.FailureTS
 }

@@ -180,9 +180,8 @@ func (o *Observation) setChange(raw bigtable.Row, present bool) (err error) {
 		return nil
 	}
 	if w, ok := store.FindColumn(raw[format.WriteFamily], format.WriteFamily+":"+o.Cell.Column().Key()); ok {
-		if o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value); err == nil {
-			o.ChangeTS = o.writer.CommitTS
-		}
+		o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value)
+		o.ChangeTS = o.writer.CommitTS
 	} else if present {
 		o.ChangeTS = 1
 	} else {

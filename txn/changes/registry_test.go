@@ -136,7 +136,7 @@ func TestWatching(t *testing.T) {
 		{"t", "g", "x", "", false, false, ""},
 		{"u", "f", "q", "c", false, true, ""},
 		{"v", "f", name, "", false, false, long},
-		{"w", "f", "q", "", false, false, ""},
+		{"w", "f", name, "", false, false, ""},
 	} {
 		c := format.Column{Family: tt.family, Qualifier: tt.qualifier}
 		want := ObservedColumn{Table: tt.table, Column: c, Observers: strings.Fields(tt.observers), Weak: tt.weak}

@@ -1,10 +1,14 @@
 package changes_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
@@ -126,7 +130,7 @@ func TestEnteredRows(t *testing.T) {
 
 // TestTrailExactly: the runs that led to a change, the last one first, and at most as many as asked for.
 func TestTrailExactly(t *testing.T) {
-	env := newObservedTable(t)
+	env := newObservedTable(t, txntest.WithoutCheck())
 	run := func(from, to string) (hop changes.Hop) {
 		t.Helper()
 		cell := observedCell
@@ -157,10 +161,237 @@ func TestTrailExactly(t *testing.T) {
 	}
 	defer tx.Rollback()
 	o := observe(t, tx)
+	// What led to the second run was collected, or is damaged.
+	remove := func(m *bigtable.Mutation) {
+		t.Helper()
+		if err := env.Bigtable.Open("t").Apply(t.Context(), "b", m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() {
+		m := bigtable.NewMutation()
+		m.DeleteTimestampRange(format.WriteFamily, "f:q", 0, (second.StartTS + 1).Cell())
+		m.Set(format.WriteFamily, "f:q", first.CommitTS.Cell(), []byte("\xff"))
+		remove(m)
+		if got, err := changes.Trail(t.Context(), env.Client, o, 9); !errors.Is(err, txn.ErrCorrupt) || !slices.Equal(got, []changes.Hop{second}) {
+			t.Errorf("damaged: %+v, %v", got, err)
+		}
+		m = bigtable.NewMutation()
+		m.DeleteTimestampRange(format.WriteFamily, "f:q", 0, (second.StartTS + 1).Cell())
+		remove(m)
+		if got, err := changes.Trail(t.Context(), env.Client, o, 9); err != nil || !slices.Equal(got, []changes.Hop{second}) {
+			t.Errorf("collected: %+v, %v", got, err)
+		}
+	}()
 	for n, want := range map[int][]changes.Hop{0: nil, 1: {second}, 2: {second, first}, 9: {second, first}} {
 		got, err := changes.Trail(t.Context(), env.Client, o, n)
 		if d := cmp.Diff(want, got); d != "" || err != nil {
 			t.Errorf("at most %d: %v (-want +got):\n%s", n, err, d)
 		}
 	}
+}
+
+// TestUnfinishedAt: a run since a timestamp says that something was left at it, if the change that it
+// acknowledged is from before.
+func TestUnfinishedAt(t *testing.T) {
+	env := newObservedTable(t)
+	change := func() {
+		t.Helper()
+		if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := func() tso.Timestamp {
+		t.Helper()
+		ts, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ts
+	}
+	run := func(meanwhile func()) (ran tso.Timestamp) {
+		t.Helper()
+		tx, err := env.Client.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := observe(t, tx)
+		changes.Acknowledge(tx, o, "o")
+		meanwhile()
+		if ran, err = tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := changes.ClearNotifications(t.Context(), env.Client, changes.Cleared{Cell: observedCell, UpTo: o.KnownUpTo(), ChangeTS: o.KnownChange()}); err != nil {
+			t.Fatal(err)
+		}
+		return ran
+	}
+	left := func(when string, asOf tso.Timestamp, want ...changes.Unfinished) {
+		t.Helper()
+		var got []changes.Unfinished
+		for u, err := range changes.FindUnfinished(t.Context(), env.Client, "t", nil, asOf, true) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, u)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", when, d)
+		}
+	}
+	start := at()
+	change()
+	changed := at()
+	var second tso.Timestamp
+	ran := run(func() { change(); second = at() })
+	left("before any change", start)
+	left("after the first change", changed, changes.Unfinished{Cell: observedCell, TS: ran, Ran: true})
+	now := at()
+	if second >= ran {
+		t.Fatalf("the run was committed at %d, before the second change", ran)
+	}
+	pending := changes.Unfinished{Cell: observedCell}
+	for n, err := range changes.Notifications(t.Context(), env.Client, "t", nil) {
+		if err != nil || len(n.Triggers) != 1 {
+			t.Fatal(n, err)
+		}
+		pending.TS = n.Triggers[0].TS
+	}
+	left("while the second change is pending", now, pending)
+	run(func() {})
+	done := at()
+	change()
+	again := run(func() {})
+	left("while nothing was pending", done)
+	left("after everything", again)
+}
+
+// TestPendingOfTables: only notifications of the tables that were asked for are found.
+func TestPendingOfTables(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		for _, table := range []string{"a", "b"} {
+			env.CreateTable(table, "f")
+			for _, id := range []string{"z", "o"} {
+				if err := changes.RegisterObserver(t.Context(), env.Client, table, observedCell.Column(), id, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := env.Client.Update(t.Context(), set(table, "r")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		for _, tables := range [][]string{{"a"}, {"b"}, {"a", "b"}} {
+			var found []string
+			for n, err := range changes.Pending(t.Context(), env.Client, tables, 0, 1) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				found = append(found, n.Cell.Table)
+			}
+			slices.Sort(found)
+			if !slices.Equal(found, tables) {
+				t.Errorf("in %v: %v", tables, found)
+			}
+		}
+		tx, err := env.Client.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		cell := observedCell
+		cell.Table = "a"
+		if o, err := changes.Observe(t.Context(), tx, cell); err != nil || !slices.Equal(o.Observers, []string{"o", "z"}) {
+			t.Errorf("%+v, %v", o, err)
+		}
+	})
+}
+
+// TestQuietObservation: to observe a cell that no observer has acknowledged, or that has only a plain value, logs no
+// warning, and the plain value is what an observer saw before, too.
+func TestQuietObservation(t *testing.T) {
+	env := newObservedTable(t)
+	var logged bytes.Buffer
+	c := env.NewClient(txn.Config{Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	previous := func(want string, acks int) {
+		t.Helper()
+		if _, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			o := observe(t, tx)
+			if len(o.Acks) != acks {
+				t.Errorf("acknowledgments: %v", o.Acks)
+			}
+			v, ok, err := changes.Previous(ctx, tx, o, "o")
+			if string(v) != want || ok != (want != "") {
+				t.Errorf("the previous value is %q, %t; want %q", v, ok, want)
+			}
+			changes.Acknowledge(tx, o, "o")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	previous("", 0)
+	m := bigtable.NewMutation()
+	m.Set("f", "q", bigtable.Time(time.Now().Add(time.Hour)), []byte("plain")) // its clock is fast
+	if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
+		t.Fatal(err)
+	}
+	previous("plain", 1)
+	if err := c.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if logged.Len() > 0 {
+		t.Errorf("logged: %s", &logged)
+	}
+}
+
+// TestPendingBesideALiveLock: while a live transaction has locked a cell, its old entry costs two requests: one for
+// the journal, and one for the rows that it names.
+func TestPendingBesideALiveLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		env.CreateTable("t", "f")
+		if err := changes.RegisterObserver(t.Context(), env.Client, "t", observedCell.Column(), "o", false); err != nil {
+			t.Fatal(err)
+		}
+		ts, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := changes.Enter(t.Context(), env.Client, ts, observedCell); err != nil {
+			t.Fatal(err)
+		}
+		lock := bigtable.NewMutation()
+		lock.Set(format.LockFamily, observedCell.Column().Key(), ts.Cell(), format.EncodeLock(&format.Lock{Cell: observedCell, Primary: observedCell, Kind: format.KindPut, StartTS: ts, TTL: time.Hour, Observed: true}))
+		if err := env.Bigtable.Open("t").Apply(t.Context(), "r", lock); err != nil {
+			t.Fatal(err)
+		}
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		if _, err := c.Timestamp(t.Context()); err != nil { // it knows how old entries are
+			t.Fatal(err)
+		}
+		<-time.After(2 * time.Minute)
+		pending := func() (sent int) {
+			t.Helper()
+			before := len(faults.Calls())
+			for n, err := range changes.Pending(t.Context(), c, []string{"t"}, 0, 1) {
+				t.Errorf("%+v, %v", n, err)
+			}
+			return len(faults.Calls()) - before
+		}
+		pending() // opens the table
+		if sent := pending(); sent != 2 {
+			t.Errorf("%d requests, want 2", sent)
+		}
+		unlock := bigtable.NewMutation()
+		unlock.DeleteCellsInColumn(format.LockFamily, observedCell.Column().Key())
+		if err := env.Bigtable.Open("t").Apply(t.Context(), "r", unlock); err != nil {
+			t.Fatal(err)
+		}
+		if sent := pending(); sent <= 2 {
+			t.Errorf("%d requests without the lock, want that the entry is examined", sent)
+		}
+	})
 }

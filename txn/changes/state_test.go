@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -138,6 +139,9 @@ func TestFailuresOfAChange(t *testing.T) {
 			t.Errorf("%s: %+v, %t, parked: %t, known up to %d", name, f, failed, o.Parked("o"), o.KnownUpTo())
 		}
 	}
+	if f, failed := (&Observation{}).Failure("o"); failed {
+		t.Errorf("a cell that never changed: %+v", f)
+	}
 	o := &Observation{ChangeTS: 5, Observers: []string{"a", "b"}, Acks: map[string]tso.Timestamp{"a": 5, "b": 4}}
 	if o.Pending("a") || !o.Pending("b") || !o.Pending("c") || o.Acknowledged() {
 		t.Errorf("pending: %t, %t, %t, acknowledged: %t", o.Pending("a"), o.Pending("b"), o.Pending("c"), o.Acknowledged())
@@ -243,6 +247,57 @@ func TestFilterOfObservations(t *testing.T) {
 	} {
 		if got := observedState(tt.schema, 7).String(); got != tt.want {
 			t.Errorf("%s: %.300s, want %.300s", name, got, tt.want)
+		}
+	}
+}
+
+// TestCoveredEntries: a removal covers an entry only if it covers each of its timestamps.
+func TestCoveredEntries(t *testing.T) {
+	gone := journal.Removal{StartTS: 5, NotifyTS: 6, FailureTS: 7}
+	for e, want := range map[journal.Entry]bool{
+		{}: true, {StartTS: 5, NotifyTS: 6, FailureTS: 7}: true, {StartTS: 6}: false, {NotifyTS: 7}: false, {FailureTS: 8}: false,
+	} {
+		if covers(gone, e) != want {
+			t.Errorf("%+v: %t", e, !want)
+		}
+	}
+}
+
+// TestLockedObservations: a lock of the cell, or of an acknowledgment of it, may change the answer.
+func TestLockedObservations(t *testing.T) {
+	s := &store.Schema{Families: []string{"f"}, Observed: map[format.Column]store.Registration{changed.Column(): {Observers: []string{"p", "o"}}}}
+	n := Notification{Cell: changed, Triggers: []format.NotifyCell{{TS: 5}}, Failures: map[string]format.Failure{"o": {ChangeTS: 5}}}
+	for key, locked := range map[string]bool{"f:q": true, format.AckColumn(changed.Column(), "o").Key(): true, "f:other": false, format.AckColumn(changed.Column(), "x").Key(): false} {
+		for _, present := range []bool{true, false} {
+			raw := bigtable.Row{format.LockFamily: {item(format.LockFamily, key, 3, nil)}}
+			want := Observation{Cell: changed, StartTS: 7, Observers: []string{"o", "p"}, Acks: map[string]tso.Timestamp{}, Triggers: n.Triggers, Failures: n.Failures, Locked: locked}
+			if present {
+				raw["f"] = []bigtable.ReadItem{item("f", "q", 1, nil)}
+				want.ChangeTS = 1
+			}
+			o, err := newObservation(t.Context(), nil, nil, s, n, raw, 7)
+			if d := cmp.Diff(want, o, cmpopts.IgnoreUnexported(Observation{})); d != "" || err != nil {
+				t.Errorf("lock of %s: %v (-want +got):\n%s", key, err, d)
+			}
+		}
+	}
+}
+
+// TestDamagedSweep: a record that does not parse, or of another version, is no position.
+func TestDamagedSweep(t *testing.T) {
+	for value, want := range map[string]error{"\xff": format.ErrCorrupt, string(format.Marshal(&recordpb.Sweep{FormatVersion: format.Version + 1})): format.ErrFormatVersion} {
+		if p, err := positionOf(recordpb.Journal_JOURNAL_ALWAYS, "t", 5, []byte(value)); !errors.Is(err, want) || p.Complete {
+			t.Errorf("%q: %+v, %v", value, p, err)
+		}
+	}
+	for _, tt := range []struct {
+		journal  recordpb.Journal
+		complete int64
+		want     bool
+	}{{recordpb.Journal_JOURNAL_ALWAYS, 0, true}, {recordpb.Journal_JOURNAL_LATER, 0, false}, {recordpb.Journal_JOURNAL_LATER, 1, true}} {
+		p, err := positionOf(tt.journal, "t", 5, format.Marshal(&recordpb.Sweep{FormatVersion: format.Version, CompleteTs: tt.complete, Row: []byte("m"), DueTs: 7, BegunTs: 6, Missed: true}))
+		if p.record, p.stored = nil, nil; err != nil || !cmp.Equal(p, SweepPosition{Table: "t", Row: "m", DueTS: 7, BegunTS: 6, Complete: tt.want, Missed: true}, cmp.AllowUnexported(SweepPosition{})) {
+			t.Errorf("%+v: %+v, %v", tt, p, err)
 		}
 	}
 }

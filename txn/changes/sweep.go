@@ -73,7 +73,7 @@ func SweepPositions(ctx context.Context, client *txn.Client, first func(context.
 		if err != nil {
 			return nil, err
 		}
-		p, err := positionOf(t, now, stored[journal.SweepRow(name)])
+		p, err := positionOf(t.Schema.Journal(), name, now, stored[journal.SweepRow(name)])
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -100,18 +100,18 @@ func timeNow(ctx context.Context, c *recovery.Resolver) (tso.Timestamp, error) {
 	return c.Clock.Timestamp(ctx)
 }
 
-func positionOf(t *store.Table, now tso.Timestamp, stored []byte) (p SweepPosition, err error) {
+func positionOf(j recordpb.Journal, table string, now tso.Timestamp, stored []byte) (p SweepPosition, err error) {
 	m := &recordpb.Sweep{}
 	if err := proto.Unmarshal(stored, m); err != nil {
-		return p, fmt.Errorf("changes: sweep of table %q: %w: its record does not parse: %w", t.Name, format.ErrCorrupt, err)
+		return p, fmt.Errorf("changes: sweep of table %q: %w: its record does not parse: %w", table, format.ErrCorrupt, err)
 	}
-	always := t.Schema.Journal() == recordpb.Journal_JOURNAL_ALWAYS
+	always := j == recordpb.Journal_JOURNAL_ALWAYS
 	if stored == nil {
 		m = &recordpb.Sweep{FormatVersion: format.Version, BegunTs: int64(now), DueTs: int64(now)}
-	} else if err := format.CheckVersion(m, fmt.Sprintf("sweep of table %q", t.Name)); err != nil {
+	} else if err := format.CheckVersion(m, fmt.Sprintf("sweep of table %q", table)); err != nil {
 		return p, fmt.Errorf("changes: %w", err)
 	}
-	return SweepPosition{t.Name, string(m.Row), tso.Timestamp(m.DueTs), tso.Timestamp(m.BegunTs), always || m.CompleteTs > 0, m.Missed, m, stored}, nil
+	return SweepPosition{table, string(m.Row), tso.Timestamp(m.DueTs), tso.Timestamp(m.BegunTs), always || m.CompleteTs > 0, m.Missed, m, stored}, nil
 }
 
 // MoveSweep stores that a sweep continues at row after a pause. If end is set, the sweep has

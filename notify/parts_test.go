@@ -1,0 +1,236 @@
+package notify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
+)
+
+// TestFleet: a fleet are the living workers with a common observer. After a client of an old release, it
+// is old for an hour.
+func TestFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		worker := func(owner string, state admin.OwnerState, age time.Duration, observers ...string) admin.Worker {
+			return admin.Worker{Owner: owner, OwnerStatus: admin.OwnerStatus{State: state}, SchemaMaxAge: age, Observers: observers}
+		}
+		a, b := worker("a", admin.OwnerFresh, 1, "o", "p"), worker("b", admin.OwnerFresh, 1, "p")
+		c, d := worker("c", admin.OwnerFresh, 1, "o"), worker("d", admin.OwnerFresh, 1, "x", "o")
+		dead, idle := worker("c", admin.OwnerStale, 0, "o"), worker("b", admin.OwnerFresh, 1)
+		for _, tt := range []struct {
+			workers []admin.Worker
+			own     string
+			want    fleet
+		}{
+			{nil, "c", fleet{share: 1}},
+			{[]admin.Worker{c}, "c", fleet{share: 1}},
+			{[]admin.Worker{a, b, c, d}, "a", fleet{share: 3, rank: 0, next: "c"}},
+			{[]admin.Worker{a, b, c, d}, "c", fleet{share: 3, rank: 1, next: "d"}},
+			{[]admin.Worker{a, b, c, d}, "d", fleet{share: 3, rank: 2, next: "a"}},
+			{[]admin.Worker{a, idle, dead, d}, "d", fleet{share: 2, rank: 1, next: "a"}},
+			{[]admin.Worker{a, d}, "z", fleet{share: 2, rank: 0, next: "d"}}, // its own token is not stored yet
+			{[]admin.Worker{worker("y", admin.OwnerFresh, 0), c}, "c", fleet{share: 1, old: true, seenOld: time.Now()}},
+			{[]admin.Worker{worker("y", admin.OwnerStale, 0), c}, "c", fleet{share: 1}},
+		} {
+			tt.want.counted = time.Now()
+			var got fleet
+			if got.learn(tt.workers, tt.own, []string{"o"}); got != tt.want {
+				t.Errorf("%s of %v: %+v, want %+v", tt.own, tt.workers, got, tt.want)
+			}
+		}
+		var f fleet
+		f.learn([]admin.Worker{worker("y", admin.OwnerFresh, 0), c}, "c", []string{"o"})
+		for _, want := range []bool{true, false} {
+			if f.learn([]admin.Worker{c}, "c", []string{"o"}); f.old != want {
+				t.Errorf("old: %t, want %t", f.old, want)
+			}
+			<-time.After(oldMaxAge)
+		}
+	})
+}
+
+// TestConclusions: what the outcome of a run says to the check, what the worker reports and counts, for outcomes that
+// store nothing.
+func TestConclusions(t *testing.T) {
+	cell := txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
+	seen := func(failures map[string]format.Failure) *changes.Observation {
+		return &changes.Observation{Cell: cell, StartTS: 100, ChangeTS: 7, Failures: failures, Acks: map[string]tso.Timestamp{"o": 3},
+			Triggers: []format.NotifyCell{{TS: 2}, {TS: 4}, {TS: 5}, {TS: 7}, {TS: 9}}}
+	}
+	pause := func(until tso.Timestamp) map[string]format.Failure {
+		return map[string]format.Failure{"o": {ChangeTS: 7, NotBefore: until, LastTS: 50}}
+	}
+	for _, tt := range []struct {
+		outcome Outcome
+		err     error
+		seen    *changes.Observation
+		attempt int
+		want    result // without observer and seen
+		retry   bool
+		stats   Stats
+		again   [2]time.Duration // between these, if set
+		closed  bool
+	}{
+		{outcome: Committed, seen: seen(nil), want: result{upToDate: true}, stats: Stats{Committed: 1, Collapsed: 2}},
+		{outcome: Acknowledged, seen: seen(nil), want: result{upToDate: true, elsewhere: true}, stats: Stats{Acknowledged: 1}},
+		{outcome: LostRace, seen: seen(nil), attempt: 99, retry: true, stats: Stats{LostRaces: 1}},
+		{outcome: Conflicted, seen: seen(nil), attempt: 7, retry: true, stats: Stats{Conflicts: 1}},
+		{outcome: Waiting, seen: seen(pause(150)), want: result{again: 50 * time.Microsecond}},
+		{outcome: Waiting, seen: seen(pause(never)), want: result{upToDate: true}},
+		{outcome: Unknown, err: errors.New("x"), seen: seen(nil), again: [2]time.Duration{time.Second / 2, time.Second}},
+		{outcome: Unknown, err: errors.New("x"), again: [2]time.Duration{time.Second / 2, time.Second}},
+		{outcome: Unknown, err: txn.ErrCorrupt, again: [2]time.Duration{5 * time.Minute, 10 * time.Minute}, want: result{skip: 1}},
+		{outcome: Unknown, err: txn.ErrFormatVersion, again: [2]time.Duration{5 * time.Minute, 10 * time.Minute}, want: result{skip: 1}},
+		{outcome: Unknown, err: txn.ErrClosed, closed: true},
+	} {
+		t.Run(fmt.Sprint(tt.outcome, tt.err), func(t *testing.T) {
+			var events []Event
+			cfg, err := Config{OnEvent: func(e Event) { events = append(events, e) }}.withDefaults()
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &Worker{cfg: cfg}
+			if w.telemetry, err = newTelemetry(cfg); err != nil {
+				t.Fatal(err)
+			}
+			var ctx context.Context
+			ctx, w.stop = context.WithCancelCause(t.Context())
+			r := &run{worker: w, handler: &handler{id: "o"}, cell: cell, began: time.Now(), startTS: 100, seen: tt.seen, commitTS: 110, outcome: tt.outcome, err: tt.err}
+			got, retry := r.conclude(ctx, ctx, tt.attempt)
+			if !tt.retry {
+				tt.want.observer, tt.want.seen = "o", tt.seen
+			}
+			if tt.again[1] > 0 {
+				if got.again < tt.again[0] || got.again > tt.again[1] || tt.want.skip > 0 && got.skip != got.again {
+					t.Errorf("again after %v, skip for %v", got.again, got.skip)
+				}
+				tt.want.again, tt.want.skip = got.again, got.skip*min(tt.want.skip, 1)
+			}
+			if got != tt.want || retry != tt.retry {
+				t.Errorf("%+v, retry: %t; want %+v, %t", got, retry, tt.want, tt.retry)
+			}
+			if d := cmp.Diff(tt.stats, w.Stats()); d != "" {
+				t.Errorf("counts (-want +got):\n%s", d)
+			}
+			want := Event{Outcome: tt.outcome, Observer: "o", Cell: cell, CommitTS: 110, Err: tt.err}
+			if tt.seen != nil {
+				want.ChangeTS, want.StartTS, want.Collapsed = 7, 100, 2
+			}
+			if d := cmp.Diff([]Event{want}, events, cmpopts.IgnoreFields(Event{}, "Duration"), cmpopts.EquateErrors()); d != "" {
+				t.Errorf("events (-want +got):\n%s", d)
+			}
+			var own *stopError
+			if errors.As(context.Cause(ctx), &own) != tt.closed || tt.closed && !errors.Is(own.err, txn.ErrClosed) {
+				t.Errorf("the worker was stopped by %v", context.Cause(ctx))
+			}
+		})
+	}
+}
+
+// TestEarlierFailures: a failure of the same change counts on, and one of another change does not.
+func TestEarlierFailures(t *testing.T) {
+	for change, want := range map[tso.Timestamp]format.Failure{7: {ChangeTS: 7, Attempts: 3, FirstTS: 40}, 6: {ChangeTS: 7, FirstTS: 100}} {
+		r := &run{handler: &handler{id: "o"}, seen: &changes.Observation{StartTS: 100, ChangeTS: 7, Failures: map[string]format.Failure{"o": {ChangeTS: change, Attempts: 3, FirstTS: 40}}}}
+		if got := r.earlier(); got != want {
+			t.Errorf("of change %d: %+v", change, got)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := &run{began: time.Now(), seen: &changes.Observation{StartTS: 100}}
+		<-time.After(3 * time.Microsecond)
+		if got := r.now(); got != 103 {
+			t.Errorf("now is %d", got)
+		}
+	})
+}
+
+// recordedLocks are locks that answer in turn, and note what they are asked.
+type recordedLocks struct {
+	tso.Locks
+	mu    sync.Mutex
+	began time.Time
+	asked []string
+	free  bool
+	err   error
+}
+
+func (l *recordedLocks) note(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked = append(l.asked, fmt.Sprintf("%v ", time.Since(l.began))+fmt.Sprintf(format, args...))
+}
+
+func (l *recordedLocks) Acquire(_ context.Context, name, owner string, ttl time.Duration) (bool, tso.Holder, error) {
+	l.note("acquire %s %s %v", name, owner, ttl)
+	return l.free, tso.Holder{}, l.err
+}
+
+func (l *recordedLocks) Release(ctx context.Context, name, owner string) error {
+	_, limited := ctx.Deadline()
+	l.note("release %s %s %t %v", name, owner, limited, ctx.Err())
+	return nil
+}
+
+// TestAdvisoryLocks: a worker renews the lock of a cell three times before it would expire, and releases it, also if
+// its context has ended. While another worker has the lock, it checks the cell soon again, or leaves it to the
+// finder. Locks that do not answer keep it from nothing.
+func TestAdvisoryLocks(t *testing.T) {
+	cell := txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
+	synctest.Test(t, func(t *testing.T) {
+		locks := &recordedLocks{began: time.Now(), free: true}
+		l := locker{locks: locks, owner: "me", ttl: 30 * time.Second}
+		ctx, cancel := context.WithCancel(t.Context())
+		release := l.hold(ctx, cell)
+		cancel()
+		<-time.After(25 * time.Second)
+		release()
+		<-time.After(time.Minute)
+		if want := []string{"10s acquire run/t/r/f:q me 30s", "20s acquire run/t/r/f:q me 30s", "25s release run/t/r/f:q me true <nil>"}; !slices.Equal(locks.asked, want) {
+			t.Errorf("asked %q, want %q", locks.asked, want)
+		}
+		for _, tt := range []struct {
+			free bool
+			err  error
+			want bool
+		}{{true, nil, true}, {false, nil, false}, {false, errors.New("x"), true}} {
+			locks.free, locks.err = tt.free, tt.err
+			if got := l.acquire(t.Context(), cell); got != tt.want {
+				t.Errorf("free: %t, %v: acquired %t", tt.free, tt.err, got)
+			}
+		}
+
+		w := &Worker{locker: l, cleaner: newCleaner(nil, nil, nil)}
+		check := func(contended func()) time.Duration {
+			return (&check{w, newLane(nil, 1, 1, nil), task{cell, contended}}).do(t.Context(), t.Context())
+		}
+		locks.free, locks.err, locks.asked, locks.began = false, nil, nil, time.Now()
+		met := 0
+		if again := check(func() { met++ }); again != 0 || met != 1 || w.Stats().Locked != 1 {
+			t.Errorf("of a finder: again after %v, %d notices, %d locked", again, met, w.Stats().Locked)
+		}
+		if again := check(nil); again < contendedPause/2 || again > contendedPause || w.Stats().Locked != 2 {
+			t.Errorf("of a hint: again after %v, %d locked", again, w.Stats().Locked)
+		}
+		locks.free = true
+		if again := check(func() { met++ }); again != 0 || met != 1 || w.Stats().Locked != 2 {
+			t.Errorf("free: again after %v, %d notices, %d locked", again, met, w.Stats().Locked)
+		}
+		acquired := "0s acquire run/t/r/f:q me 30s"
+		if want := []string{acquired, acquired, acquired, "0s release run/t/r/f:q me true <nil>"}; !slices.Equal(locks.asked, want) {
+			t.Errorf("asked %q, want %q", locks.asked, want)
+		}
+	})
+}
