@@ -130,7 +130,7 @@ func escape(s string, slash bool) string {
 	out.Grow(len(s))
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)
-		if (r == utf8.RuneError && n <= 1) || r == '%' || r == ' ' || (slash && r == '/') || !unicode.IsPrint(r) {
+		if (r == utf8.RuneError && n == 1) || r == '%' || r == ' ' || (slash && r == '/') || !unicode.IsPrint(r) {
 			for _, b := range []byte(s[:n]) {
 				fmt.Fprintf(&out, "%%%02X", b)
 			}

@@ -2,6 +2,7 @@ package format
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -125,6 +126,52 @@ func TestMetadataNames(t *testing.T) {
 	}
 }
 
+// TestAcknowledging: a column of a pattern may have a name that is too long for an acknowledgment.
+func TestAcknowledging(t *testing.T) {
+	for _, tt := range []struct {
+		family, qualifier, observer int
+		want                        bool
+	}{
+		{1, 1, 1, true}, {3, MaxColumnKey - len("_ack:fff::/") - 1 + 1, 1, true}, {3, MaxColumnKey - len("_ack:fff::/") + 1, 1, false},
+		{1, MaxColumnKey - 1 - len("_ack::/") - 100, 100, true}, {2, MaxColumnKey - 1 - len("_ack::/") - 100, 100, false}, {1, MaxColumnKey - 1 - len("_ack::/") - 100, 101, false},
+	} {
+		c, o := Column{strings.Repeat("f", tt.family), strings.Repeat("q", tt.qualifier)}, strings.Repeat("o", tt.observer)
+		fits := len(AckFamily+":"+AckColumn(c, o).Qualifier) <= MaxColumnKey
+		if got := CanAcknowledge(c, o); got != tt.want || got != fits {
+			t.Errorf("%+v: %v, want %v; its column has %d bytes", tt, got, tt.want, len(AckColumn(c, o).Qualifier))
+		}
+	}
+	c := Column{"f", strings.Repeat("q", MaxColumnKey-len("_ack:f:/")-2)}
+	for _, tt := range []struct{ observers, want []string }{
+		{nil, nil}, {[]string{"ab", "c"}, []string{"ab", "c"}}, {[]string{"ab", "abc", "c"}, []string{"ab", "c"}}, {[]string{"abc"}, nil},
+	} {
+		before := slices.Clone(tt.observers)
+		if got := Acknowledging(c, tt.observers); !slices.Equal(got, tt.want) || !slices.Equal(before, tt.observers) {
+			t.Errorf("of %q, %q can acknowledge", before, got)
+		}
+	}
+}
+
+// TestPatterns: a pattern matches the columns of its family that begin with its prefix, and narrower
+// patterns. A column matches itself.
+func TestPatterns(t *testing.T) {
+	if got := Pattern("f", "a"); got != (Column{"f*", "a"}) || !got.IsPattern() || got.RealFamily() != "f" || (Column{"f", "a*"}).IsPattern() || (Column{"f", "a"}).RealFamily() != "f" {
+		t.Errorf("the pattern is %+v, of family %q", got, got.RealFamily())
+	}
+	for _, tt := range []struct {
+		c, other Column
+		want     bool
+	}{
+		{Column{"f", "a"}, Column{"f", "a"}, true}, {Column{"f", "a"}, Column{"f", "ab"}, false}, {Column{"f", "a"}, Column{"g", "a"}, false}, {Column{"f", "a"}, Pattern("f", "a"), false},
+		{Pattern("f", "a"), Column{"f", "a"}, true}, {Pattern("f", "a"), Column{"f", "ab"}, true}, {Pattern("f", "a"), Column{"f", "b"}, false}, {Pattern("f", "a"), Column{"g", "a"}, false},
+		{Pattern("f", ""), Column{"f", ""}, true}, {Pattern("f", "a"), Pattern("f", "ab"), true}, {Pattern("f", "ab"), Pattern("f", "a"), false},
+	} {
+		if got := tt.c.Matches(tt.other); got != tt.want {
+			t.Errorf("%v matches %v: %v", tt.c, tt.other, got)
+		}
+	}
+}
+
 // TestNotifyCells: a value that no release wrote says nothing, and the observer runs.
 func TestNotifyCells(t *testing.T) {
 	for value, want := range map[string]NotifyCell{
@@ -139,10 +186,14 @@ func TestNotifyCells(t *testing.T) {
 		"t;hops=0;replayed=-1":                  {TS: 9, TraceParent: "t"},
 		"t;hops=0;replayed=1.5":                 {TS: 9, TraceParent: "t"},
 		"t;hops=0;replayed=9223372036854775808": {TS: 9, TraceParent: "t"},
+		";hops=9223372036854775808":             {TS: 9},
 	} {
 		if got := DecodeNotifyCell(9, []byte(value)); got != want {
 			t.Errorf("%q: %+v, want %+v", value, got, want)
 		}
+	}
+	if got := DecodeNotifyCell(100, []byte(";hops=0;replayed=12")); got != (NotifyCell{TS: 100, Replayed: 12}) {
+		t.Errorf("replay of 12: %+v", got)
 	}
 	if got := string(EncodeNotifyCell("t", 0)); got != "t" {
 		t.Errorf("no hops: %q", got)

@@ -56,14 +56,14 @@ func DecodeNotifyCell(ts tso.Timestamp, value []byte) NotifyCell {
 	traceParent, rest, _ := bytes.Cut(value, []byte(hopsSeparator))
 	number, replayed, _ := bytes.Cut(rest, []byte(replayedSeparator))
 	hops, err := strconv.Atoi(string(number))
-	if err != nil || hops < 0 {
+	if err != nil {
 		hops = 0
 	}
-	change, err := strconv.ParseInt(string(replayed), 10, 64)
-	if err != nil || change < 0 || change > int64(ts) {
+	change, _ := strconv.ParseInt(string(replayed), 10, 64) // one that is too large is above ts
+	if change > int64(ts) {
 		change = 0
 	}
-	return NotifyCell{TS: ts, TraceParent: string(traceParent), Hops: hops, Replayed: tso.Timestamp(change)}
+	return NotifyCell{TS: ts, TraceParent: string(traceParent), Hops: max(hops, 0), Replayed: tso.Timestamp(max(change, 0))}
 }
 
 // AckColumn returns the column in [AckFamily] that holds the acknowledgment of one

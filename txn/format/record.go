@@ -221,23 +221,21 @@ func DecodeKindAndStart(cell Cell, ts tso.Timestamp, value []byte) (kind Kind, s
 	var numbers [6]uint64 // by field: format_version, kind, start_ts, -, settled_by
 	rest := value
 	for len(rest) > 0 {
-		field, wire, n := protowire.ConsumeTag(rest)
-		if n < 0 {
+		field, wire, tag := protowire.ConsumeTag(rest)
+		if tag < 0 {
 			break
 		}
-		rest = rest[n:]
+		n := -1
 		switch {
 		case (field <= 3 || field == 5) && wire == protowire.VarintType:
-			numbers[field], n = protowire.ConsumeVarint(rest)
+			numbers[field], n = protowire.ConsumeVarint(rest[tag:])
 		case field == 4 && wire == protowire.BytesType: // primary
-			_, n = protowire.ConsumeBytes(rest)
-		default:
-			n = -1
+			_, n = protowire.ConsumeBytes(rest[tag:])
 		}
 		if n < 0 {
-			break
+			break // rest is not empty, so DecodeWrite reads the record
 		}
-		rest = rest[n:]
+		rest = rest[tag+n:]
 	}
 	kind, startTS = Kind(numbers[2]), tso.Timestamp(numbers[3])
 	if len(rest) > 0 || numbers[1] != Version || (numbers[2] != uint64(KindPut) && numbers[2] != uint64(KindDelete)) || startTS <= 0 || startTS >= ts {

@@ -168,6 +168,7 @@ func TestBadRecords(t *testing.T) {
 	}
 	lock := func(b []byte) error { _, err := DecodeLock(testPrimary, 7, b); return err }
 	write := func(b []byte) error { _, err := DecodeWrite(testPrimary, 9, b); return err }
+	failure := func(b []byte) error { _, err := DecodeFailure(testPrimary, b); return err }
 	mark := func(b []byte) error { _, err := DecodeMark(testPrimary, 9, b); return err }
 	for _, tt := range []struct {
 		name   string
@@ -189,6 +190,18 @@ func TestBadRecords(t *testing.T) {
 		{"lock of no kind", lock, bytes(&recordpb.Lock{FormatVersion: 1}), ErrCorrupt, "kind(0)"},
 		{"write of kind lock", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrCorrupt, "kind lock"},
 		{"commit before start", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "start_ts 9"},
+		{"minimum of a byte in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 1)}), ErrCorrupt, "minimum"},
+		{"raise in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, Raises: 1}), ErrCorrupt, "minimum"},
+		{"passable lock with a minimum below 0", lock, EncodeLock(&Lock{Cell: testPrimary, Primary: testPrimary, Kind: KindPut, Passable: true, MinCommitTS: -1}), ErrCorrupt, "minimum"},
+		{"commit of start 0", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT}), ErrCorrupt, "start_ts 0"},
+		{"commit of a start below 0", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: -1}), ErrCorrupt, "start_ts -1"},
+		{"lock-only commit of start 0", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK}), ErrCorrupt, "start_ts 0"},
+		{"mark of a later version", mark, bytes(&recordpb.Mark{FormatVersion: 2, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrFormatVersion, "version 2"},
+		{"mark of kind put", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 7}), ErrCorrupt, "kind put"},
+		{"mark of kind put, stored as a marker", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "kind put"},
+		{"failure that is no message", failure, []byte{0xff}, ErrCorrupt, "does not parse"},
+		{"failure without a version", failure, bytes(&recordpb.Failure{Attempts: 1}), ErrCorrupt, "no format version"},
+		{"failure of a later version", failure, bytes(&recordpb.Failure{FormatVersion: 2, Attempts: 1}), ErrFormatVersion, "version 2"},
 		{"marker elsewhere", mark, bytes(&recordpb.Mark{FormatVersion: 1, Kind: recordpb.Kind_KIND_ROLLBACK, StartTs: 7}), ErrCorrupt, "is stored at 9"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -200,17 +213,76 @@ func TestBadRecords(t *testing.T) {
 	}
 }
 
+// TestSettledBy: only the write record in the primary's cell says that no lock is left.
+func TestSettledBy(t *testing.T) {
+	w := WriteRecord{StartTS: 7, Kind: KindPut, Primary: testPrimary, SettledBy: Alone}
+	for _, tt := range []struct {
+		cell   Cell
+		kind   Kind
+		family string
+		hex    string
+	}{
+		{testPrimary, KindPut, WriteFamily, "0801100118072801"}, {testSecondary, KindPut, WriteFamily, "080110011807" + "22051203626f62"},
+		{testPrimary, KindLock, MarkFamily, "080110031807"},
+	} {
+		w.Kind = tt.kind
+		family, value := w.Encode(tt.cell)
+		if family != tt.family || hex.EncodeToString(value) != tt.hex {
+			t.Errorf("%v of %v: %s %x", tt.kind, tt.cell, family, value)
+		}
+	}
+	w.Kind, w.CommitTS, w.SettledBy = KindPut, 9, 300
+	if _, value := w.Encode(testPrimary); len(value) != 9 {
+		t.Errorf("encoded as %x", value)
+	} else if got, err := DecodeWrite(testPrimary, 9, value); err != nil || got != w {
+		t.Errorf("decoded %+v, %v", got, err)
+	}
+	if b := Marshal(&recordpb.Lock{FormatVersion: 1, Owner: "\xff"}); b != nil {
+		t.Errorf("a string that is not UTF-8 is stored as %x", b)
+	}
+	if l, err := DecodeLock(testPrimary, 7, EncodeLock(&Lock{Cell: testPrimary, Primary: testPrimary, Kind: KindPut, Passable: true})); err != nil || !l.Passable || l.MinCommitTS != 0 {
+		t.Errorf("a passable lock without a raise: %+v, %v", l, err)
+	}
+}
+
 // TestKindAndStartAllocateNothing: every read decodes write records.
 func TestKindAndStartAllocateNothing(t *testing.T) {
-	for _, kind := range []Kind{KindPut, KindDelete} {
-		_, record := EncodeCommit(testSecondary, testPrimary, kind, 7)
+	for _, w := range []WriteRecord{
+		{StartTS: 7, Kind: KindPut, Primary: testPrimary}, {StartTS: 7, Kind: KindDelete, Primary: testPrimary}, {StartTS: 1, Kind: KindPut, Primary: testPrimary},
+		{StartTS: 7, Kind: KindPut, Primary: testSecondary, SettledBy: Alone},
+	} {
+		_, record := w.Encode(testSecondary)
 		allocs := testing.AllocsPerRun(100, func() {
-			if k, start, err := DecodeKindAndStart(testSecondary, 9, record); k != kind || start != 7 || err != nil {
+			if k, start, err := DecodeKindAndStart(testSecondary, 9, record); k != w.Kind || start != w.StartTS || err != nil {
 				t.Errorf("%v, %d, %v", k, start, err)
 			}
 		})
 		if allocs != 0 {
-			t.Errorf("%v: %v allocations", kind, allocs)
+			t.Errorf("%+v: %v allocations", w, allocs)
+		}
+	}
+}
+
+// TestKindAndStartOfUnusualRecords: whatever the bytes, a read gets what DecodeWrite returns.
+func TestKindAndStartOfUnusualRecords(t *testing.T) {
+	const usual = "080110011807"
+	for name, text := range map[string]string{
+		"empty": "", "put": usual, "delete": "080110021807", "settled": usual + "2801", "with a primary": usual + "22051203626f62",
+		"no version": "10011807", "version 0": "080010011807", "version 2": "080210011807", "no kind": "08011807", "kind lock": "080110031807", "kind 257": "08011081021807",
+		"no start": "08011001", "start 0": "080110011800", "start below 0": "0801100118ffffffffffffffffff01", "start 8": "080110011808", "start 9": "080110011809", "start 10": "08011001180a",
+		"kind twice": usual + "1002", "reordered": "180710010801", "half a field": usual + "28", "half a number": "0801100118", "half a long number": "080110011887",
+		"half a primary": usual + "2205", "no field": usual + "00", "no tag": usual + "ff", "unknown number": usual + "3001", "unknown bytes": usual + "3200", "unknown group": usual + "3334",
+		"a fixed number": usual + "3d00000000", "start as bytes": "08011001" + "1a021003", "settled as bytes": usual + "2a021002", "primary as a number": usual + "20021002",
+		"kind as bytes": usual + "12021002", "group for a primary": usual + "2324",
+	} {
+		value, err := hex.DecodeString(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, wantErr := DecodeWrite(testPrimary, 9, value)
+		kind, start, err := DecodeKindAndStart(testPrimary, 9, value)
+		if errors.Is(err, ErrCorrupt) != errors.Is(wantErr, ErrCorrupt) || errors.Is(err, ErrFormatVersion) != errors.Is(wantErr, ErrFormatVersion) || err == nil && (kind != want.Kind || start != want.StartTS) || (err == nil) != (wantErr == nil) {
+			t.Errorf("%s: %v at %d, %v; want %+v, %v", name, kind, start, err, want, wantErr)
 		}
 	}
 }
