@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -43,6 +44,8 @@ func TestLastWriteCounts(t *testing.T) {
 		"lock":               {[]func(*Buffer){lock}, "- false", false, true},
 		"lock, put":          {[]func(*Buffer){lock, put("1")}, "put 1 true", false, true},
 		"read":               {[]func(*Buffer){read}, "- false", true, true},
+		"put nothing":        {[]func(*Buffer){func(b *Buffer) { b.Set(cell("r", "q"), format.KindPut, nil) }}, "put  true", false, true},
+		"read twice":         {[]func(*Buffer){read, read}, "- false", true, true},
 		"read, put":          {[]func(*Buffer){read, put("1")}, "put 1 true", false, true},
 		"read, lock":         {[]func(*Buffer){read, lock}, "- false", false, true},
 		"lock, read":         {[]func(*Buffer){lock, read}, "- false", false, true},
@@ -55,7 +58,7 @@ func TestLastWriteCounts(t *testing.T) {
 			call(b)
 		}
 		kind, value, ok := b.Get(cell("r", "q"))
-		got := "- false"
+		got := fmt.Sprintf("-%s %t", strings.TrimPrefix(kind.String(), "kind(0)"), ok)
 		if ok {
 			got = fmt.Sprintf("%v %s %t", kind, value, ok)
 		}
@@ -89,16 +92,17 @@ func TestFirstInvalidCall(t *testing.T) {
 		b.AddNotification(format.Cell{})
 		b.Set(cell("b", "q"), format.KindPut, []byte("1"))
 		b.AddNotification(cell("b", "q"))
-		if first == nil || !errors.Is(b.Err(), first) || b.IsOpen() || b.Wrote(cell("b", "q")) || len(b.notify) != 0 || b.Primary() != cell("a", "q") {
+		if first == nil || !errors.Is(b.Err(), first) || b.IsOpen() || b.Wrote(cell("b", "q")) || len(b.rows["t"]) != 1 || len(b.notify) != 0 || b.Primary() != cell("a", "q") {
 			t.Errorf("%s: %v, then %v; open: %t", name, first, b.Err(), b.IsOpen())
 		}
 	}
 	b := &Buffer{}
 	b.AddNotification(cell("a", "q"))
+	b.AddNotification(cell("a", "other"))
 	b.Seal()
 	b.AddNotification(cell("b", "q"))
 	b.Set(format.Cell{}, format.KindPut, nil)
-	if len(b.notify) != 1 || b.Err() != nil {
+	if _, ok := b.notify[cell("a", "q")]; !ok || len(b.notify) != 2 || b.Err() != nil {
 		t.Errorf("after the end: %d notifications, %v", len(b.notify), b.Err())
 	}
 	n := 0
@@ -171,8 +175,14 @@ func TestOverlay(t *testing.T) {
 			}
 		}
 	}
-	if sel := whole.Widen(store.Selection{First: 5}); sel.First != 7 { // a has two deletes
-		t.Errorf("the first 5 cells need %d", sel.First)
+	for _, first := range []int{1, 5} {
+		if sel := whole.Widen(store.Selection{First: first}); sel.First != first+2 { // a has two deletes
+			t.Errorf("the first %d cells need %d", first, sel.First)
+		}
+	}
+	other := bigtable.Row{"f": {item("c", "f:1", "old")}}
+	if n := testing.AllocsPerRun(10, func() { whole.Apply("c", other) }); n != 0 {
+		t.Errorf("a row without writes takes %v allocations", n)
 	}
 	if sel := whole.Widen(store.Selection{}); sel.First != 0 {
 		t.Errorf("all cells became the first %d", sel.First)
@@ -195,6 +205,21 @@ func TestOverlay(t *testing.T) {
 	}
 	if key, ok := keys.Next(false); ok || !slices.Equal(order, []string{"a", "c", "b"}) {
 		t.Errorf("from both ends: %q, then %q, %t", order, key, ok)
+	}
+}
+
+// TestOverlayIsSorted: a scan merges what was written in order, however many rows that is.
+func TestOverlayIsSorted(t *testing.T) {
+	b := &Buffer{}
+	for i := range 100 {
+		b.Set(cell(fmt.Sprintf("%02d", i), "q"), format.KindPut, nil)
+	}
+	o := b.Overlay("t", func(string) bool { return true }, store.Selection{})
+	for i := range 100 {
+		if key, ok := o.Next(false); !ok || key != fmt.Sprintf("%02d", i) {
+			t.Errorf("row %d is %q, %t", i, key, ok)
+		}
+		o.DropNext(false)
 	}
 }
 
@@ -229,6 +254,9 @@ func TestLockFirst(t *testing.T) {
 		if b.LockFirst(cell("r", "q")) || b.rows["t"]["r"].first != nil {
 			t.Error("a lock was buffered")
 		}
+	}
+	if b := (&Buffer{}); !b.LockFirst(cell("r", "q")) || b.LockFirst(cell("r", "q")) || b.Primary() != cell("r", "q") {
+		t.Error("the first call buffered no lock, or the second one did")
 	}
 	for range 1000 {
 		b, start := &Buffer{}, make(chan struct{})

@@ -159,6 +159,43 @@ func TestLatchesAreOvertaken(t *testing.T) {
 	})
 }
 
+// TestLatchesKeepTheirPlace: as long as others get a slot in turn, a transaction waits longer than
+// Config.LatchWait. It gives up when one of them has had the slot for that long. A slot that is free does
+// not count.
+func TestLatchesKeepTheirPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := New(time.Second)
+		began := time.Now()
+		holds := func(slots []uint16, at, hold, wantAt time.Duration, want bool) {
+			time.AfterFunc(at, func() {
+				l, waited, err := ls.Acquire(t.Context(), slots)
+				if got := time.Since(began); got != wantAt || (l != nil) != want || waited != (got != at) || err != nil {
+					t.Errorf("asked for %v after %v: %v after %v, waited: %v, %v; want %v after %v", slots, at, l != nil, got, waited, err, want, wantAt)
+				}
+				<-time.After(hold)
+				l.Release()
+			})
+		}
+		const ms = time.Millisecond
+		holds([]uint16{7}, 0, 800*ms, 0, true)
+		holds([]uint16{7}, 100*ms, 800*ms, 800*ms, true)
+		holds([]uint16{7}, 200*ms, 10*time.Second, 1600*ms, true)
+		holds([]uint16{7}, 300*ms, 0, 2600*ms, false) // the third one has had it for a second
+		holds([]uint16{7}, 3*time.Second, 0, 3*time.Second, true)
+
+		holds([]uint16{1}, 0, ms, 0, true) // free from then on
+		holds([]uint16{2}, 5*time.Second, 500*ms, 5*time.Second, true)
+		holds([]uint16{2}, 5*time.Second+ms, 700*ms, 5500*ms, true)
+		holds([]uint16{1, 2}, 5*time.Second+2*ms, 0, 6200*ms, true)
+
+		stuck, _, _ := ls.Acquire(t.Context(), []uint16{3})
+		holds([]uint16{3}, 0, 0, time.Second, false) // it has had the slot for exactly a second
+		<-time.After(time.Minute)
+		stuck.Release()
+		ls.wantIdle(t)
+	})
+}
+
 // TestLatchesPassOn: a transaction that stops waiting lets those behind it continue at
 // once: they get the slots that it freed, or that were kept for it.
 func TestLatchesPassOn(t *testing.T) {
@@ -286,11 +323,17 @@ func TestExpected(t *testing.T) {
 	note([]uint16{3}, true, sureAfter)
 	note(nil, true, 1)
 	want("after a call without latches", nil)
-	for f := range uintptr(maxExpected + 10) {
+	if len(e.known) != 0 {
+		t.Errorf("%d functions are remembered", len(e.known))
+	}
+	for f := range uintptr(maxExpected + 1) {
+		if n := len(e.known); n != int(f) {
+			t.Errorf("%d functions are remembered, want %d", n, f)
+		}
 		e.Note(other+f, []uint16{1}, true)
 	}
-	if n := len(e.known); n > maxExpected {
-		t.Errorf("%d functions are remembered, want at most %d", n, maxExpected)
+	if n := len(e.known); n != 1 {
+		t.Errorf("after one function too many, %d are remembered", n)
 	}
 }
 
@@ -320,6 +363,9 @@ func TestSlots(t *testing.T) {
 		}
 		if got := ls.SlotsOf(rows(maxLatched+1, cell), nil); got != nil {
 			t.Errorf("%d cells have slots: %v", maxLatched+1, got)
+		}
+		if got := New(0).SlotsOf(all, nil); len(got) == 0 {
+			t.Error("latches that wait for no time have no slots")
 		}
 		if got := New(-1).SlotsOf(all, nil); got != nil {
 			t.Errorf("without latches, cells have slots: %v", got)
