@@ -142,6 +142,10 @@ func TestAcknowledging(t *testing.T) {
 		}
 	}
 	c := Column{"f", strings.Repeat("q", MaxColumnKey-len("_ack:f:/")-2)}
+	both := []string{"ab", "c"}
+	if n := testing.AllocsPerRun(10, func() { Acknowledging(c, both) }); n != 0 {
+		t.Errorf("if all observers can acknowledge, that takes %v allocations", n)
+	}
 	for _, tt := range []struct{ observers, want []string }{
 		{nil, nil}, {[]string{"ab", "c"}, []string{"ab", "c"}}, {[]string{"ab", "abc", "c"}, []string{"ab", "c"}}, {[]string{"abc"}, nil},
 	} {

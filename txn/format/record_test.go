@@ -269,7 +269,7 @@ func TestKindAndStartOfUnusualRecords(t *testing.T) {
 	for name, text := range map[string]string{
 		"empty": "", "put": usual, "delete": "080110021807", "settled": usual + "2801", "with a primary": usual + "22051203626f62",
 		"no version": "10011807", "version 0": "080010011807", "version 2": "080210011807", "no kind": "08011807", "kind lock": "080110031807", "kind 257": "08011081021807",
-		"no start": "08011001", "start 0": "080110011800", "start below 0": "0801100118ffffffffffffffffff01", "start 8": "080110011808", "start 9": "080110011809", "start 10": "08011001180a",
+		"no start": "08011001", "start 0": "080110011800", "start below 0": "0801100118ffffffffffffffffff01", "start 1": "080110011801", "start 8": "080110011808", "start 9": "080110011809", "start 10": "08011001180a",
 		"kind twice": usual + "1002", "reordered": "180710010801", "half a field": usual + "28", "half a number": "0801100118", "half a long number": "080110011887",
 		"half a primary": usual + "2205", "no field": usual + "00", "no tag": usual + "ff", "unknown number": usual + "3001", "unknown bytes": usual + "3200", "unknown group": usual + "3334",
 		"a fixed number": usual + "3d00000000", "start as bytes": "08011001" + "1a021003", "settled as bytes": usual + "2a021002", "primary as a number": usual + "20021002",
