@@ -82,27 +82,28 @@ func TestPatternBeginRow(t *testing.T) {
 	exactly := sized(maxPrefetchFilter / 3)
 	for _, tt := range []struct {
 		name         string
-		before       pattern
+		before       int // rows
+		columns      []laterColumn
 		budget       int
 		want         []Column
 		rows         int
 		columnsAfter []laterColumn // nil: as before
 	}{
-		{name: "too few rows", before: pattern{rows: 2, columns: []laterColumn{{col("a"), 2, 1}}}, budget: 10, rows: 3},
-		{name: "enough rows", before: pattern{rows: 3, columns: []laterColumn{{col("a"), 2, 1}}}, budget: 10, want: []Column{col("a")}, rows: 4},
-		{name: "half of the rows", before: pattern{rows: 4, columns: []laterColumn{{col("a"), 2, 1}, {col("b"), 1, 1}}}, budget: 10, want: []Column{col("a")}, rows: 5},
-		{name: "fewer than half", before: pattern{rows: 5, columns: []laterColumn{{col("a"), 2, 1}}}, budget: 10, rows: 6},
-		{name: "values", before: pattern{rows: 3, columns: []laterColumn{{col("a"), 3, 6}, {col("b"), 3, 5}, {col("c"), 3, 4}}}, budget: 10, want: []Column{col("a"), col("c")}, rows: 4},
-		{name: "the longest name", before: pattern{rows: 3, columns: []laterColumn{{exactly, 3, 1}, {col("b"), 3, 1}}}, budget: 10, want: []Column{exactly}, rows: 4},
-		{name: "a longer name", before: pattern{rows: 3, columns: []laterColumn{{sized(maxPrefetchFilter/3 + 2), 3, 1}, {col("b"), 3, 1}}}, budget: 10, want: []Column{col("b")}, rows: 4},
-		{name: "before the window ends", before: pattern{rows: patternWindow - 2, columns: []laterColumn{{col("a"), 1, 9}}}, rows: patternWindow - 1},
-		{name: "at its end", before: pattern{rows: patternWindow - 1, columns: []laterColumn{{col("gone"), 1, 9}, {col("a"), 200, 100}, {col("b"), 7, 3}, {col("c"), 3, 4}, {col("d"), 2, 0}}},
+		{name: "too few rows", before: 2, columns: []laterColumn{{col("a"), 2, 1}}, budget: 10, rows: 3},
+		{name: "enough rows", before: 3, columns: []laterColumn{{col("a"), 2, 1}}, budget: 10, want: []Column{col("a")}, rows: 4},
+		{name: "half of the rows", before: 4, columns: []laterColumn{{col("a"), 2, 1}, {col("b"), 1, 1}}, budget: 10, want: []Column{col("a")}, rows: 5},
+		{name: "fewer than half", before: 5, columns: []laterColumn{{col("a"), 2, 1}}, budget: 10, rows: 6},
+		{name: "values", before: 3, columns: []laterColumn{{col("a"), 3, 6}, {col("b"), 3, 5}, {col("c"), 3, 4}}, budget: 10, want: []Column{col("a"), col("c")}, rows: 4},
+		{name: "the longest name", before: 3, columns: []laterColumn{{exactly, 3, 1}, {col("b"), 3, 1}}, budget: 10, want: []Column{exactly}, rows: 4},
+		{name: "a longer name", before: 3, columns: []laterColumn{{sized(maxPrefetchFilter/3 + 2), 3, 1}, {col("b"), 3, 1}}, budget: 10, want: []Column{col("b")}, rows: 4},
+		{name: "before the window ends", before: patternWindow - 2, columns: []laterColumn{{col("a"), 1, 9}}, rows: patternWindow - 1},
+		{name: "at its end", before: patternWindow - 1, columns: []laterColumn{{col("gone"), 1, 9}, {col("a"), 200, 100}, {col("b"), 7, 3}, {col("c"), 3, 4}, {col("d"), 2, 0}},
 			budget: 1000, want: []Column{col("a")}, rows: patternWindow / 2, columnsAfter: []laterColumn{{col("a"), 100, 75}, {col("b"), 3, 3}, {col("c"), 1, 3}, {col("d"), 1, 0}}},
 	} {
 		if tt.columnsAfter == nil {
-			tt.columnsAfter = slices.Clone(tt.before.columns)
+			tt.columnsAfter = slices.Clone(tt.columns)
 		}
-		p := &pattern{rows: tt.before.rows, columns: tt.before.columns}
+		p := &pattern{rows: tt.before, columns: tt.columns}
 		if got := p.beginRow(tt.budget); !slices.Equal(got, tt.want) || p.rows != tt.rows || !slices.Equal(p.columns, tt.columnsAfter) {
 			t.Errorf("%s: prefetches %q, then %d rows, %v; want %q, %d rows, %v", tt.name, got, p.rows, p.columns, tt.want, tt.rows, tt.columnsAfter)
 		}
