@@ -1,0 +1,162 @@
+package txn
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/latch"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
+)
+
+// latchClient returns a client of which only the latches are used.
+func latchClient(t *testing.T, wait time.Duration) *Client {
+	t.Helper()
+	measure, err := telemetry.NewTransactions(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Client{latches: latch.New(wait), metrics: measure, resolver: &recovery.Resolver{Store: &store.Store{}}}
+}
+
+// After a conflict that needed a request, and after a second early one in a row, the next run waits for
+// its backoff, and then for its turn. After an early conflict it waits only for its turn, and for the
+// backoff if it does not get it. No run holds a latch while it waits for its backoff.
+func TestWaitBeforeRetry(t *testing.T) {
+	slots := []uint16{7}
+	for name, tt := range map[string]struct {
+		early, previous bool
+		keeps           bool // the attempt kept its latch
+		busy            time.Duration
+		pauses          int
+		waits           time.Duration // for the latch
+		granted         bool
+		slots           []uint16
+	}{
+		"late":                             {pauses: 1, granted: true, slots: slots},
+		"late, without slots":              {pauses: 1},
+		"late, and others before it":       {pauses: 1, busy: 20 * time.Second, waits: 20 * time.Second, granted: true, slots: slots},
+		"late after an early one":          {previous: true, pauses: 1, granted: true, slots: slots},
+		"early":                            {early: true, granted: true, slots: slots},
+		"early, with its latch":            {early: true, keeps: true, granted: true, slots: slots},
+		"early, and others before it":      {early: true, busy: 20 * time.Second, waits: 20 * time.Second, granted: true, slots: slots},
+		"early, and others stay":           {early: true, busy: 2 * time.Minute, waits: time.Minute, pauses: 1, slots: slots},
+		"early, without slots":             {early: true, pauses: 1},
+		"early twice":                      {early: true, previous: true, pauses: 1, granted: true, slots: slots},
+		"early twice, with its latch":      {early: true, previous: true, keeps: true, pauses: 1, granted: true, slots: slots},
+		"early twice, others before it":    {early: true, previous: true, busy: 20 * time.Second, pauses: 1, waits: 20 * time.Second, granted: true, slots: slots},
+		"early twice, and others stay":     {early: true, previous: true, busy: 2 * time.Minute, pauses: 1, waits: time.Minute, slots: slots},
+		"early twice, without the slots":   {early: true, previous: true, pauses: 1},
+		"late, the latch of its last turn": {keeps: true, pauses: 1, granted: true, slots: slots},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := latchClient(t, time.Minute)
+				run := &attempt{conflictedEarly: tt.early, previousConflictedEarly: tt.previous, latchSlots: tt.slots}
+				if tt.keeps {
+					run.latch, _, _ = c.latches.Acquire(t.Context(), slots)
+				}
+				if tt.busy > 0 {
+					other, _, _ := c.latches.Acquire(t.Context(), slots)
+					time.AfterFunc(tt.busy, other.Release)
+				}
+				// A pause is so short that the waits for latches hide in none of it.
+				pause := store.Backoff{Min: time.Millisecond, Max: time.Millisecond}.Start()
+				free := make(chan bool, 1)
+				if tt.early && tt.previous && tt.keeps {
+					go func() { // takes the slot while the run waits for its backoff
+						l, _, _ := c.latches.Acquire(t.Context(), slots)
+						free <- l != nil
+						l.Release()
+					}()
+				}
+				began := time.Now()
+				if err := waitBeforeRetry(t.Context(), c, run, &pause, nil); err != nil {
+					t.Fatal(err)
+				}
+				took := time.Since(began)
+				if paused := took - tt.waits; tt.pauses == 0 && paused != 0 || tt.pauses == 1 && tt.waits != 20*time.Second && (paused <= 0 || paused > time.Millisecond) || took > tt.waits+time.Millisecond {
+					t.Errorf("it waited for %v, want %v and %d pauses", took, tt.waits, tt.pauses)
+				}
+				if got := run.latch != nil; got != tt.granted || run.previousConflictedEarly != tt.early {
+					t.Errorf("it has its turn: %v, and the conflict before it was early: %v", got, run.previousConflictedEarly)
+				}
+				if waits := c.resolver.Counters.LatchWaits.Load(); run.waited != (tt.waits > 0) || waits != map[bool]int64{true: 1}[tt.waits > 0] || (run.latchWait > 0) != run.waited || run.latchWait > tt.waits {
+					t.Errorf("it waited for its turn: %v, for %v; the client counts %d waits", run.waited, run.latchWait, waits)
+				}
+				if tt.early && tt.previous && tt.keeps && !<-free {
+					t.Error("it held its latch while it waited")
+				}
+				latch := run.latch
+				if run.releaseLatch(); run.latch != nil || latch.Covers(nil) != tt.granted {
+					t.Error("the latch is not released")
+				}
+				if l, waited, err := c.latches.Acquire(t.Context(), []uint16{7}); tt.busy < 2*time.Minute && (l == nil || waited || err != nil) {
+					t.Errorf("the next one has the slot: %v, waited: %v, %v", l != nil, waited, err)
+				}
+			})
+		})
+	}
+}
+
+// A run whose context ends does not go on, wherever it waits.
+func TestWaitBeforeRetryEnds(t *testing.T) {
+	for name, early := range map[string]bool{"in its backoff": false, "in its turn": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := latchClient(t, time.Hour)
+				other, _, _ := c.latches.Acquire(t.Context(), []uint16{7})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Microsecond)
+				defer cancel()
+				run := &attempt{conflictedEarly: early, latchSlots: []uint16{7}}
+				pause := store.Backoff{Min: time.Hour, Max: time.Hour}.Start()
+				if err := waitBeforeRetry(ctx, c, run, &pause, nil); !errors.Is(err, context.DeadlineExceeded) || run.latch != nil || run.waited != early {
+					t.Errorf("%v, with its turn: %v, waited for it: %v", err, run.latch != nil, run.waited)
+				}
+				other.Release()
+			})
+		})
+	}
+}
+
+// The pause between two runs is bounded, whatever Config.Backoff is.
+func TestRetryBackoff(t *testing.T) {
+	for _, tt := range []struct{ config, want store.Backoff }{
+		{store.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond}, store.Backoff{Min: time.Millisecond, Max: 20 * time.Millisecond}},
+		{store.Backoff{Min: time.Millisecond, Max: time.Minute}, store.Backoff{Min: time.Millisecond, Max: maxRetryPause}},
+		{store.Backoff{Min: time.Second, Max: time.Minute}, store.Backoff{Min: maxRetryPause, Max: maxRetryPause}},
+	} {
+		c := &Client{resolver: &recovery.Resolver{Store: &store.Store{Config: store.Config{Backoff: tt.config}}}}
+		if got := retryBackoff(c); got != tt.want {
+			t.Errorf("with %v: %v, want %v", tt.config, got, tt.want)
+		}
+	}
+}
+
+// The error of a function that ran another transaction, whose outcome is unknown, says everything but
+// that. So does that of a function that called Commit, which must not run again.
+func TestErrorsOfFunctions(t *testing.T) {
+	unknown := &UndeterminedError{StartTS: 7, Err: context.Canceled}
+	conflict := &ConflictError{StartTS: 7}
+	for name, tt := range map[string]struct {
+		err                                   error
+		undetermined, conflict, done, context bool
+	}{
+		"an unknown outcome":                 {&functionError{unknown}, false, false, false, true},
+		"a conflict beside it":               {&functionError{errors.Join(unknown, conflict)}, false, true, false, true},
+		"commit inside":                      {commitInside(nil), false, false, true, false},
+		"commit inside, and a conflict":      {commitInside(conflict), false, false, true, false},
+		"commit inside, and another failure": {commitInside(context.Canceled), false, false, true, true},
+	} {
+		var u *UndeterminedError
+		var c *ConflictError
+		if errors.Is(tt.err, ErrUndetermined) != tt.undetermined || errors.As(tt.err, &u) != tt.undetermined || errors.Is(tt.err, ErrConflict) != tt.conflict || errors.As(tt.err, &c) != tt.conflict ||
+			errors.Is(tt.err, ErrDone) != tt.done || errors.Is(tt.err, context.Canceled) != tt.context {
+			t.Errorf("%s: %v", name, tt.err)
+		}
+	}
+}
