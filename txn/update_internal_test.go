@@ -103,7 +103,7 @@ func TestWaitBeforeRetry(t *testing.T) {
 	}
 }
 
-// A run whose context ends does not go on, wherever it waits.
+// A run whose context ends stops, wherever it waits.
 func TestWaitBeforeRetryEnds(t *testing.T) {
 	for name, early := range map[string]bool{"in its backoff": false, "in its turn": true} {
 		t.Run(name, func(t *testing.T) {
