@@ -290,7 +290,7 @@ func (t *Txn) notifyWithoutCommit(ctx context.Context, cells []Cell) (tso.Timest
 
 // overlayRow returns a row as read from Bigtable with the transaction's own writes applied.
 func (t *Txn) overlayRow(table, row string, sel store.Selection, read bigtable.Row) bigtable.Row {
-	return t.buffer.Overlay(table, func(r string) bool { return r == row }, sel).Apply(row, read)
+	return t.buffer.OverlayRow(table, row, sel).Apply(row, read)
 }
 
 // withTrace returns ctx with the transaction's span, unless the caller has begun a span below

@@ -100,7 +100,7 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 	}
 	var own *buffer.Overlay
 	if v.txn != nil {
-		own = v.txn.buffer.Overlay(v.name, func(r string) bool { return r == row }, o.sel)
+		own = v.txn.buffer.OverlayRow(v.name, row, o.sel)
 	}
 	ctx, span := v.traced(ctx)
 	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, own.Widen(o.sel), v.ts)

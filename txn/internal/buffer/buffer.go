@@ -204,29 +204,44 @@ func (b *Buffer) Overlay(table string, in func(row string) bool, sel store.Selec
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for row, cols := range b.rows[table] {
-		if !in(row) {
-			continue
-		}
-		deletes := 0
-		for w := range cols.all {
-			if w.Kind == format.KindLock || !sel.Has(w.Cell.Column()) {
-				continue
-			}
-			own := *w
-			if sel.KeysOnly {
-				own.Value = nil
-			}
-			if w.Kind == format.KindDelete {
-				deletes++
-			}
-			o.rows[row] = append(o.rows[row], own)
-		}
-		if o.deletes = max(o.deletes, deletes); len(o.rows[row]) > 0 {
-			o.keys = append(o.keys, row)
+		if in(row) {
+			o.add(row, cols, sel)
 		}
 	}
 	slices.Sort(o.keys)
 	return o
+}
+
+// OverlayRow is Overlay of one row. It takes no longer if the transaction has written many.
+func (b *Buffer) OverlayRow(table, row string, sel store.Selection) *Overlay {
+	o := &Overlay{rows: map[string][]store.Write{}}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if cols, ok := b.rows[table][row]; ok {
+		o.add(row, cols, sel)
+	}
+	return o
+}
+
+// add copies a row.
+func (o *Overlay) add(row string, cols rowBuffer, sel store.Selection) {
+	deletes := 0
+	for w := range cols.all {
+		if w.Kind == format.KindLock || !sel.Has(w.Cell.Column()) {
+			continue
+		}
+		own := *w
+		if sel.KeysOnly {
+			own.Value = nil
+		}
+		if w.Kind == format.KindDelete {
+			deletes++
+		}
+		o.rows[row] = append(o.rows[row], own)
+	}
+	if o.deletes = max(o.deletes, deletes); len(o.rows[row]) > 0 {
+		o.keys = append(o.keys, row)
+	}
 }
 
 // Wrote reports whether the transaction itself put or deleted a cell.

@@ -135,6 +135,10 @@ func TestOverlay(t *testing.T) {
 	b.Set(cell("e", "1"), format.KindLock, nil)
 	b.Set(format.Cell{Table: "t", Row: "a", Family: "g", Qualifier: "x"}, format.KindPut, []byte("other family"))
 	b.Set(format.Cell{Table: "u", Row: "a", Family: "f", Qualifier: "x"}, format.KindPut, []byte("other table"))
+	none := b.OverlayRow("t", "none", store.Selection{})
+	if _, ok := none.Next(false); ok || none.Apply("a", nil) != nil {
+		t.Error("a row without writes has some")
+	}
 	notC := func(row string) bool { return row != "c" }
 	whole := b.Overlay("t", notC, store.Selection{})
 	show := func(r bigtable.Row) (text string) {
@@ -166,6 +170,9 @@ func TestOverlay(t *testing.T) {
 			row["f"] = slices.Clone(tt.found)
 		}
 		got := whole.Apply(tt.key, row)
+		if own := b.OverlayRow("t", tt.key, store.Selection{}).Apply(tt.key, row); tt.key != "c" && show(own) != show(got) {
+			t.Errorf("%s alone:%s", tt.key, show(own))
+		}
 		if show(got) != tt.want || got != nil && len(got) == 0 && tt.want != "" || tt.want == "" && got != nil {
 			t.Errorf("%s over %v:%s, want%s", tt.key, tt.found, show(got), tt.want)
 		}
