@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -65,11 +66,7 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 		})
 	}
 	if len(rows) == 1 && parallel > 1 {
-		// Without a goroutine: another stack would have to grow.
-		if err := one(rows[0]); err != nil {
-			g.Go(func() error { return err })
-		}
-		rows = nil
+		return cmp.Or(one(rows[0]), g.Wait()) // without a goroutine: another stack would have to grow
 	}
 	for _, row := range rows {
 		g.Go(func() error { return one(row) })

@@ -223,27 +223,6 @@ func (b *Buffer) OverlayRow(table, row string, sel store.Selection) *Overlay {
 	return o
 }
 
-// add copies a row.
-func (o *Overlay) add(row string, cols rowBuffer, sel store.Selection) {
-	deletes := 0
-	for w := range cols.all {
-		if w.Kind == format.KindLock || !sel.Has(w.Cell.Column()) {
-			continue
-		}
-		own := *w
-		if sel.KeysOnly {
-			own.Value = nil
-		}
-		if w.Kind == format.KindDelete {
-			deletes++
-		}
-		o.rows[row] = append(o.rows[row], own)
-	}
-	if o.deletes = max(o.deletes, deletes); len(o.rows[row]) > 0 {
-		o.keys = append(o.keys, row)
-	}
-}
-
 // Wrote reports whether the transaction itself put or deleted a cell.
 func (b *Buffer) Wrote(cell format.Cell) bool {
 	b.mu.Lock()

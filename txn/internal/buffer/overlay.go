@@ -20,6 +20,27 @@ type Overlay struct {
 	deletes int // the largest number of deletes in a row
 }
 
+// add copies the writes of a row.
+func (o *Overlay) add(row string, cols rowBuffer, sel store.Selection) {
+	deletes := 0
+	for w := range cols.all {
+		if w.Kind == format.KindLock || !sel.Has(w.Cell.Column()) {
+			continue
+		}
+		own := *w
+		if sel.KeysOnly {
+			own.Value = nil
+		}
+		if w.Kind == format.KindDelete {
+			deletes++
+		}
+		o.rows[row] = append(o.rows[row], own)
+	}
+	if o.deletes = max(o.deletes, deletes); len(o.rows[row]) > 0 {
+		o.keys = append(o.keys, row)
+	}
+}
+
 // Widen returns the selection of a read to which the overlay will be applied. If the read wants
 // the first cells of rows, it needs more of them, because the overlay may remove some.
 func (o *Overlay) Widen(sel store.Selection) store.Selection {

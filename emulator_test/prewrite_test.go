@@ -1,0 +1,206 @@
+package emulator_test
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// A prewrite that cannot succeed is sent once, and none at all if garbage collection has passed the
+// transaction. It is the same for a wide row. Nothing is left behind.
+func TestPrewritesThatCannotSucceed(t *testing.T) {
+	narrow := func(tx *txn.Txn) { set(tx, "new", "row") }
+	for name, write := range map[string]func(*txn.Txn){"one column": narrow, "wide row": func(tx *txn.Txn) { setWide(tx, "new", "row") }} {
+		t.Run(name+", refused", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1}, refuse(step(txntest.StepPrewrite))...)
+				tx := begin(t, a)
+				write(tx)
+				if _, err := tx.Commit(t.Context()); status.Code(errors.Unwrap(err)) != codes.PermissionDenied && !strings.Contains(err.Error(), "PermissionDenied") {
+					t.Errorf("commit: %v", err)
+				}
+				if n := faults.Count(); n[txntest.StepPrewrite] != 1 || n[txntest.StepRead] != 0 {
+					t.Errorf("requests %v, want one prewrite", n)
+				}
+				wantNoLocks(t, env.Client)
+			})
+		})
+		t.Run(name+", too old", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+				tx := begin(t, a)
+				write(tx)
+				advance(3 * time.Hour)
+				if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: time.Hour}); err != nil {
+					t.Fatal(err)
+				}
+				var old *txn.TooOldError
+				if _, err := tx.Commit(t.Context()); !errors.As(err, &old) || old.TS != tx.StartTS() || !old.Write {
+					t.Errorf("commit: %v", err)
+				}
+				if n := faults.Count(); n[txntest.StepPrewrite] != 0 {
+					t.Errorf("requests %v, want no prewrite", n)
+				}
+			})
+		})
+	}
+}
+
+// After a prewrite has failed, the commit sends none for other rows.
+func TestPrewritesStopAtAConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, Parallelism: 1})
+		tx := beginSet(t, a, "new", "p", "r", "s")
+		mustSet(t, env.Client, "theirs", "p")
+		if _, err := tx.Commit(t.Context()); !errors.Is(err, txn.ErrConflict) {
+			t.Errorf("commit: %v", err)
+		}
+		if n := faults.Count()[txntest.StepPrewrite]; n != 1 {
+			t.Errorf("%d prewrites, want one", n)
+		}
+		wantNoLocks(t, env.Client)
+	})
+}
+
+// The parts of a wide row are prewritten one after the other, until another row has failed.
+func TestPrewritesOfPartsStopAtAConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := begin(t, a)
+		for _, q := range []string{"a", "b", "c", "d", "e", "f", "g", "h", "i"} {
+			tx.Table("a").Set("wide", "f", strings.Repeat(q, 2000), nil)
+		}
+		set(tx, "new", "other")
+		mustSet(t, env.Client, "theirs", "wide", "other") // f:q of the wide row is no conflict
+		var sent atomic.Int64
+		first := faults.On("first part", func(c txntest.Call) bool {
+			return c.Step == txntest.StepPrewrite && c.Row == "wide" && sent.Add(1) == 2
+		}, txntest.Hold, 1)
+		other := faults.On("other row", stepOn(txntest.StepPrewrite, "other"), txntest.Hold, 1)
+		done := commitInBackground(t.Context(), tx)
+		<-first.Fired()
+		<-other.Fired()
+		other.Release()
+		synctest.Wait() // it has failed
+		first.Release()
+		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v", o.err)
+		}
+		if n := sent.Load(); n != 2 {
+			t.Errorf("%d prewrites of the wide row, want two", n)
+		}
+		wantNoLocks(t, env.Client)
+	})
+}
+
+// The prewrite of a row takes effect, but its answer is lost. Then another client removes some of the
+// locks. So it is rolling the transaction back.
+func TestPrewriteFindsSomeOfItsLocks(t *testing.T) {
+	for left := range 4 {
+		synctest.Test(t, func(t *testing.T) {
+			env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+			columns := []string{"x", "y", "z"}
+			tx := begin(t, a)
+			set(tx, "new", "p")
+			for _, q := range columns {
+				tx.Table("a").Set("row", "f", q, []byte("new"))
+			}
+			lost := faults.On("prewrite", stepOn(txntest.StepPrewrite, "row"), txntest.DropResponse, 1)
+			look := faults.On("look", stepOn(txntest.StepRead, "row"), txntest.Hold, 1)
+			done := commitInBackground(t.Context(), tx)
+			<-lost.Fired()
+			<-look.Fired()
+			m := bigtable.NewMutation()
+			m.DeleteCellsInColumn(format.WriteFamily, "f:none")
+			for _, q := range columns[left:] {
+				m.DeleteCellsInColumn(format.LockFamily, "f:"+q)
+				m.DeleteCellsInColumn("f", q)
+			}
+			if err := env.Bigtable.Open("a").Apply(t.Context(), "row", m); err != nil {
+				t.Fatal(err)
+			}
+			look.Release()
+			o := <-done
+			var conflict *txn.ConflictError
+			switch {
+			case left == 0 || left == len(columns): // it prewrites again, or all is there
+				if o.err != nil {
+					t.Errorf("%d locks are left: %v", left, o.err)
+				}
+			case !errors.As(o.err, &conflict) || conflict.Reason != format.ConflictRolledBack || conflict.Cell.Row != "p":
+				t.Errorf("%d locks are left: %v, want that it was rolled back", left, o.err)
+			}
+			n := 0
+			for _, c := range faults.Calls() {
+				if c.Step == txntest.StepPrewrite && c.Row == "row" {
+					n++
+				}
+			}
+			if want := map[bool]int{true: 2, false: 1}[left == 0]; n != want {
+				t.Errorf("%d locks are left: %d prewrites, want %d", left, n, want)
+			}
+			synctest.Wait()
+			wantNoLocks(t, env.Client)
+		})
+	}
+}
+
+// With Config.Parallelism of one, a bulk prewrite and that of the primary follow each other. If the one
+// fails, the other does not wait for a lock.
+func TestBulkPrewriteBesideThePrimary(t *testing.T) {
+	rows := rowNames(4)
+	t.Run("one at a time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			for parallelism, want := range map[int]int{1: 0, 2: 1} {
+				_, c, faults := newBulkEnv(t, txn.Config{Parallelism: parallelism})
+				held := faults.On("bulk prewrite", isBulkPrewrite, txntest.Hold, 1)
+				done := commitInBackground(t.Context(), beginSet(t, c, "new", append([]string{"p"}, rows...)...))
+				<-held.Fired()
+				synctest.Wait()
+				if n := faults.Count()[txntest.StepPrewrite] - 1; n != want {
+					t.Errorf("Parallelism %d: %d prewrites beside it, want %d", parallelism, n, want)
+				}
+				held.Release()
+				if o := <-done; o.err != nil {
+					t.Error(o.err)
+				}
+			}
+		})
+	})
+	t.Run("it fails", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			env, _, _ := newBulkEnv(t, txn.Config{})
+			faults := txntest.NewFaults(t)
+			slow := env.NewClient(txn.Config{}, faults.DialOptions()...)
+			c := env.NewClient(txn.Config{}, failEntries(rows[1], codes.FailedPrecondition, 1))
+			tx := beginSet(t, c, "new", append([]string{"p"}, rows...)...)
+			held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+			younger := commitInBackground(t.Context(), beginSet(t, slow, "younger", "p"))
+			<-held.Fired()
+			done := commitInBackground(t.Context(), tx)
+			advance(time.Second)
+			if len(done) == 0 {
+				t.Error("the commit waits for a lock, although it has failed")
+			}
+			held.Release()
+			if o := <-done; o.err == nil || errors.Is(o.err, txn.ErrConflict) {
+				t.Errorf("commit: %v", o.err)
+			}
+			if o := <-younger; o.err != nil {
+				t.Error(o.err)
+			}
+		})
+	})
+}
