@@ -46,6 +46,10 @@ type world struct {
 	bt    *bigtable.Client
 	table *store.Table
 
+	// began, if set, is timestamp 0 of the oracle, which then follows time.
+	began time.Time
+
+	serving  sync.Mutex
 	mu       sync.Mutex
 	asked    int
 	requests []string
@@ -74,10 +78,11 @@ func newWorld(t *testing.T, cfg Config, safePoint tso.Timestamp, f func(w *world
 		admin, err := bigtable.NewAdminClient(t.Context(), "p", "i", option.WithGRPCConn(conn))
 		must(t, err)
 		for table, families := range map[string][]string{"a": append([]string{"f"}, format.MetadataFamilies...), format.DefaultMetadataTable: {store.DeployFamily}} {
-			must(t, admin.CreateTable(t.Context(), table))
+			conf := &bigtable.TableConf{TableID: table, ColumnFamilies: map[string]bigtable.Family{}}
 			for _, family := range families {
-				must(t, admin.CreateColumnFamily(t.Context(), table, family))
+				conf.ColumnFamilies[family] = bigtable.Family{GCPolicy: bigtable.NoGcPolicy()}
 			}
+			must(t, admin.CreateTableFromConf(t.Context(), conf))
 		}
 		w := &world{T: t, faults: map[string][]error{}}
 		w.bt, err = bigtable.NewClientWithConfig(t.Context(), "p", "i", bigtable.ClientConfig{MetricsProvider: bigtable.NoopMetricsProvider{}, DisableSession: true}, option.WithGRPCConn(conn))
@@ -149,6 +154,9 @@ func (w *world) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.began.IsZero() {
+		return base + tso.Timestamp(time.Since(w.began).Microseconds()), ctx.Err()
+	}
 	ts := base + 1300 + tso.Timestamp(w.asked)
 	if w.asked++; w.asked > 2 {
 		ts += tso.Timestamp(time.Hour.Microseconds())
@@ -160,6 +168,12 @@ func (w *world) OpenTable(name string) bigtable.TableAPI {
 	return &spied{w.bt.OpenTable(name), name, w}
 }
 
+// serve lets one request through: the emulator races with itself where reads meet writes.
+func (w *world) serve() (done func()) {
+	w.serving.Lock()
+	return w.serving.Unlock
+}
+
 // A spied table lists the requests of table "a" in its world.
 type spied struct {
 	bigtable.TableAPI
@@ -168,23 +182,36 @@ type spied struct {
 }
 
 func (s *spied) ReadRow(ctx context.Context, row string, opts ...bigtable.ReadOption) (bigtable.Row, error) {
-	if s.name == "a" {
-		if err := s.w.fault("read", row); err != nil {
+	kind := "read"
+	if strings.HasPrefix(row, TokenRowPrefix) {
+		kind = "read token"
+	} else if s.name != "a" {
+		kind = ""
+	}
+	if kind != "" {
+		if err := s.w.fault(kind, row); err != nil {
 			return nil, err
 		}
 	}
+	defer s.w.serve()()
 	return s.TableAPI.ReadRow(ctx, row, opts...)
 }
 
 func (s *spied) Apply(ctx context.Context, row string, m *bigtable.Mutation, opts ...bigtable.ApplyOption) error {
-	if s.name != "a" {
-		return s.TableAPI.Apply(ctx, row, m, opts...)
+	var err error
+	if s.name == "a" {
+		err = s.w.fault("change", row)
 	}
-	err := s.w.fault("change", row)
+	defer s.w.serve()()
 	if err == nil || errors.Is(err, errApplied) {
 		err = cmp.Or(s.TableAPI.Apply(ctx, row, m, opts...), err)
 	}
 	return err
+}
+
+func (s *spied) ReadRows(ctx context.Context, rows bigtable.RowSet, f func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
+	defer s.w.serve()()
+	return s.TableAPI.ReadRows(ctx, rows, f, opts...)
 }
 
 // set stores one cell without the library.
