@@ -125,7 +125,8 @@ func (b *Background) enqueue(t *Table, q *bulkQueue, l *lane, muts []RowMutation
 	if l.retries {
 		maxSenders = maxTasks
 	}
-	for l.senders < min(maxSenders, len(l.pending)) {
+	// A sender may be busy for long with other rows, so it does not count as one for these.
+	for n := 0; n < len(l.pending) && l.senders < maxSenders; n++ {
 		l.senders++
 		ctx, release := b.newWork()
 		go func() {
