@@ -153,6 +153,13 @@ func (w *world) expect(what, want string) {
 	}
 }
 
+// fail sets the errors of the next requests of a kind.
+func (w *world) fail(kind string, errs ...error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.faults[kind] = errs
+}
+
 // fault notes a request, and returns its error.
 func (w *world) fault(ctx context.Context, kind, request string) error {
 	w.mu.Lock()
