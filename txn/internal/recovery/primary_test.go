@@ -47,6 +47,7 @@ func TestCommitAndSettle(t *testing.T) {
 		{"unavailable", []error{unavailable}, nil},
 		{"refused", []error{refused}, nil},
 		{"unavailable, then refused", []error{unavailable, refused}, nil},
+		{"then refused", []error{nil, refused}, nil},
 		{"answer lost, read unavailable", []error{errApplied}, []error{unavailable}},
 		{"answer lost, read refused", []error{errApplied}, []error{refused}},
 	}
@@ -184,4 +185,24 @@ func TestSettleRefuses(t *testing.T) {
 			t.Errorf("after Close: %v", err)
 		}
 	})
+}
+
+// TestNewCommitTSFails: an owner whose lock a reader has passed needs a new commit_ts. Without one, the
+// outcome is unknown.
+func TestNewCommitTSFails(t *testing.T) {
+	stop := errors.New("stop")
+	for what, want := range map[string]error{"oracle": stop, "prepare": stop} {
+		newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
+			w.passed(committedTS)
+			if what == "oracle" {
+				w.faults[what] = []error{stop}
+			}
+			p := &PrimaryCommit{Resolver: w.r, Table: w.table, Primary: cell("p"), StartTS: startTS, CommitTS: committedTS, Mutation: bigtable.NewMutation(), Passable: true,
+				CommitAt: func(context.Context, tso.Timestamp) (*bigtable.Mutation, error) { return nil, stop }}
+			var u *format.UndeterminedError
+			if err := p.Run(w.Context()); !errors.As(err, &u) || !errors.Is(err, want) || u.CommitTS != committedTS || p.CommitTS != committedTS {
+				t.Errorf("%s: %v", what, err)
+			}
+		})
+	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -133,6 +135,38 @@ func TestReadsOfARow(t *testing.T) {
 			w.prewrite("q", "q", 200, long, format.KindPut, true)
 			w.prewrite("q", "q", 300, long, format.KindPut, true)
 		}},
+		"put in a bulk table": {bulk, func(w *world) { w.put("q", 100, 150) }},
+		"lock-only above a lock": {bulk, func(w *world) {
+			w.prewrite("q", "p", 200, long, format.KindPut, false)
+			w.put("p", 200, 250)
+			w.prewrite("q", "o", 300, long, format.KindLock, false)
+		}},
+		"lock of no column": {none, func(w *world) { w.set("a", "r", format.LockFamily, "f", (base + 1).Cell(), nil) }},
+		"data at the bound": {none, func(w *world) { w.plain("q", format.PlainBefore) }},
+		"passable delete": {none, func(w *world) {
+			w.put("a", 100, 150)
+			w.put("b", 100, 150)
+			w.prewrite("a", "a", 200, long, format.KindDelete, true)
+		}},
+		"deleted, plain and put": {none, func(w *world) {
+			w.put("a", 50, 60)
+			w.record("a", format.KindDelete, 100, 150)
+			w.plain("b", 1000)
+			w.put("c", 100, 150)
+		}},
+		"many puts": {none, func(w *world) {
+			for i := range 25 {
+				w.put(fmt.Sprintf("%02d", i), 100, 150)
+			}
+		}},
+		"one early": {none, func(w *world) {
+			for i := range 30 {
+				w.record(fmt.Sprintf("%02d", i), format.KindDelete, 100, 150)
+			}
+			w.put("00", 160, 170)
+			w.put("31", 100, 150)
+			w.put("32", 100, 150)
+		}},
 		"many passable": {none, func(w *world) {
 			for _, q := range many(90) {
 				w.put(q, 100, 150)
@@ -153,6 +187,7 @@ func TestReadsOfARow(t *testing.T) {
 		"columns":           {Columns: []format.Column{{Family: "f", Qualifier: "q"}, {Family: "f", Qualifier: "b"}}},
 		"keys":              {KeysOnly: true},
 		"2 of the family":   {Ranges: []store.QualifierRange{{Family: "f"}}, First: 2},
+		"many columns":      {Columns: append(columnsOf(many(120)[1:]), format.Column{Family: "f", Qualifier: "q"})},
 		"1 of two families": {Ranges: []store.QualifierRange{{Family: "f"}}, Columns: []format.Column{{Family: "g", Qualifier: "q"}}, First: 1},
 	}
 	g := newGolden(t, "reads.txt")
@@ -202,4 +237,109 @@ func shown(row bigtable.Row) string {
 		return fmt.Sprintf("[%s … %s: %d]", all[0], all[n-1], n)
 	}
 	return fmt.Sprint(all)
+}
+
+func columnsOf(qualifiers []string) (all []format.Column) {
+	for _, q := range qualifiers {
+		all = append(all, format.Column{Family: "f", Qualifier: q})
+	}
+	return all
+}
+
+// TestReadsFail: a read ends with the error of any of its requests.
+func TestReadsFail(t *testing.T) {
+	refused := status.Error(codes.PermissionDenied, "")
+	rows := map[string]func(w *world){
+		"put":       func(w *world) { w.put("q", 100, 150) },
+		"put twice": func(w *world) { w.put("q", 100, 150); w.put("q", 1150, 1250) },
+		"passable": func(w *world) {
+			w.put("q", 100, 150)
+			w.prewrite("q", "q", 200, 30*time.Minute, format.KindPut, true)
+		},
+		"committed lock": func(w *world) {
+			w.prewrite("q", "p", 200, 30*time.Minute, format.KindPut, false)
+			w.put("p", 200, 250)
+		},
+		"many deleted": func(w *world) {
+			for i := range 40 {
+				w.record(fmt.Sprintf("%02d", i), format.KindDelete, 100, 150)
+			}
+			w.put("40", 100, 150)
+		},
+	}
+	fired := map[string]int{}
+	for name, prepare := range rows {
+		for _, sel := range []store.Selection{{}, {Ranges: []store.QualifierRange{{Family: "f"}}, First: 1}} {
+			for _, latest := range []bool{false, true} {
+				for _, kind := range []string{"read", "oracle"} {
+					for n := 0; n < 10; n++ {
+						failed := false
+						newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
+							prepare(w)
+							w.faults[kind] = append(make([]error, n), refused)
+							var row bigtable.Row
+							var err error
+							if latest {
+								row, err = ReadLatest(w.Context(), w.r, w.table, "r", sel)
+							} else {
+								row, err = ReadVisible(w.Context(), w.r, w.table, "r", sel, base+1200)
+							}
+							if failed = len(w.faults[kind]) == 0; failed && (errorName(err) != "PermissionDenied" || row != nil) || !failed && err != nil {
+								t.Errorf("%s, first %d, latest %t, %s %d: %v, %v; failed %t", name, sel.First, latest, kind, n, row, err, failed)
+							}
+							clear(w.faults)
+						})
+						if !failed {
+							break
+						}
+						fired[kind]++
+					}
+				}
+			}
+		}
+	}
+	if fired["read"] < 30 || fired["oracle"] < 8 {
+		t.Errorf("faults that fired: %v", fired)
+	}
+}
+
+// TestLatestExpires: what a read of the latest state leaves out because it has expired, later snapshots
+// do not show. So if only the client's estimate says so, it asks the oracle.
+func TestLatestExpires(t *testing.T) {
+	newWorld(t, Config{TokenTTL: -1}, 0, func(w *world) {
+		w.began = time.Now()
+		_, err := w.r.Clock.Timestamp(w.Context())
+		must(t, err)
+		w.set("a", "r", "f", "p", bigtable.Timestamp(1000), nil)
+		w.put("q", 1, 2)
+		w.put("r", 1, tso.Timestamp(time.Minute.Microseconds()))
+		<-time.After(1100 * time.Microsecond)
+		w.requests = nil
+		row, err := ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "p"}, {Family: "f", Qualifier: "q"}}})
+		if shown(row) != "[]" || err != nil || !slices.Equal(w.requests, []string{"read r", "oracle", "read r"}) || w.r.Clock.Newest() != base+1100 {
+			t.Errorf("%s, %v, after %v; newest %d", shown(row), err, w.requests, w.r.Clock.Newest()-base)
+		}
+		w.requests = nil
+		if _, err := ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "q"}}}); err != nil || len(w.requests) != 1 {
+			t.Errorf("again: %v, after %v", err, w.requests)
+		}
+	}, func(m *recordpb.TableSchema) {
+		m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1000}}
+	})
+}
+
+// TestReadExactRequests: the columns of one request fit into a filter, and the next one would not.
+func TestReadExactRequests(t *testing.T) {
+	length := (store.FilterBudget/8-store.FilterOverhead-40)/2 - len("f:")
+	for n, want := range map[int]int{7: 1, 8: 2, 14: 2, 15: 3} {
+		newWorld(t, Config{TokenTTL: -1}, 0, func(w *world) {
+			var e Evaluation
+			for i := range n {
+				e.Exact = append(e.Exact, ExactRead{Column: format.Column{Family: "f", Qualifier: fmt.Sprintf("%0*d", length, i)}})
+			}
+			if err := e.ReadExact(w.Context(), w.table, "r"); err != nil || len(w.requests) != want || len(e.Exact) != 0 {
+				t.Errorf("%d columns: %v, %d requests, want %d", n, err, len(w.requests), want)
+			}
+		})
+	}
 }
