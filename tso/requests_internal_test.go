@@ -175,6 +175,7 @@ func TestAsk(t *testing.T) {
 		{name: "the second has what is left", servers: [][]reply{hangs, hangs, ok}, timeout: 1500 * time.Millisecond, err: reasons("after 1s", "after 500ms", ""), asked: "a7 b7", only: true, took: 1500 * time.Millisecond, next: 1, failures: 2, failovers: 1},
 		{name: "all hang", servers: [][]reply{hangs, hangs}, timeout: 3500 * time.Millisecond, err: reasons("after 1s", "after 1s"), asked: "a7 b7 a7 b7", only: true, took: 3500 * time.Millisecond, next: 1, failures: 4, failovers: 3},
 		{name: "a short try says less", servers: [][]reply{{{err: status.Error(codes.Unavailable, "injected")}, {after: time.Hour}}}, timeout: 100 * time.Millisecond, err: reasons("injected"), asked: "a7 a7", only: true, took: 100 * time.Millisecond, failures: 2},
+		{name: "a whole try says more", servers: [][]reply{{{err: status.Error(codes.Unavailable, "injected")}, {after: time.Hour}}}, timeout: 1500 * time.Millisecond, err: reasons("after 1s"), asked: "a7 a7 a7", only: true, took: 1500 * time.Millisecond, failures: 3},
 		{name: "nobody leads", servers: [][]reply{refuses(""), refuses("")}, err: reasons("no", "no"), asked: "a7 b7 a7 b7 a7", took: 10 * time.Second, next: 1},
 		{name: "one leads in the second round", servers: [][]reply{{refuses("")[0], {first: at}}, refuses("passthrough:a")}, asked: "a7 b7 a7", only: true, took: -1, failures: 2, failovers: 2},
 		{name: "the client is closed", servers: [][]reply{hangs, ok}, leaves: 300 * time.Millisecond, err: is(ErrClosed), asked: "a7", only: true, took: 300 * time.Millisecond, failures: 1},

@@ -194,7 +194,9 @@ func (s *servers) callLeader(ctx context.Context, call func(context.Context, tso
 				err = fmt.Errorf("%w: %w", ErrLimit, err)
 				limited = cmp.Or(limited, err)
 			}
-			failed[i].Err = err
+			if failed[i].Err == nil || ctx.Err() == nil {
+				failed[i].Err = err // a call that was cut short says less than the one before
+			}
 			switch {
 			case s.closed():
 				return ErrClosed

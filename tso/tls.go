@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -117,7 +116,7 @@ type stamp struct {
 
 func (f TLSFiles) watch(build func([]tls.Certificate, *x509.CertPool) *tls.Config) (*watchedFiles, error) {
 	w := &watchedFiles{files: f, build: build}
-	w.stamps, _ = w.stat()
+	w.stamps = w.stat()
 	var err error
 	w.config, err = w.load()
 	return w, err
@@ -127,14 +126,11 @@ func (f TLSFiles) watch(build func([]tls.Certificate, *x509.CertPool) *tls.Confi
 func (w *watchedFiles) current() *tls.Config {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now, err := w.stat()
-	if err == nil && now == w.stamps {
+	now := w.stat()
+	if now == w.stamps {
 		return w.config
 	}
-	var cfg *tls.Config
-	if err == nil {
-		cfg, err = w.load()
-	}
+	cfg, err := w.load()
 	if err != nil {
 		// Between two renames the files may not belong together: the next
 		// connection tries again.
@@ -145,18 +141,14 @@ func (w *watchedFiles) current() *tls.Config {
 	return w.config
 }
 
-func (w *watchedFiles) stat() (s [3]stamp, err error) {
+// stat returns no stamp for a file that is not there: then load fails.
+func (w *watchedFiles) stat() (s [3]stamp) {
 	for i, path := range []string{w.files.Cert, w.files.Key, w.files.CA} {
-		if path == "" {
-			continue
+		if info, err := os.Stat(path); err == nil {
+			s[i] = stamp{info.ModTime(), info.Size()}
 		}
-		var info fs.FileInfo
-		if info, err = os.Stat(path); err != nil {
-			return s, err
-		}
-		s[i] = stamp{info.ModTime(), info.Size()}
 	}
-	return s, nil
+	return s
 }
 
 func (w *watchedFiles) load() (*tls.Config, error) {
