@@ -213,7 +213,7 @@ func (r *requester) askServer(ctx context.Context, count int64, patience time.Du
 		s = &askStream{cancel: cancel, patience: patience, timer: time.AfterFunc(patience, cancel)}
 		s.req.FormatVersion = FormatVersion
 		if s.BidiStreamingClient, err = server.service().Timestamps(sctx); err != nil {
-			return 0, "", r.broken(ctx, s, err)
+			return 0, "", r.broken(s, err)
 		}
 		r.stream = s
 	} else {
@@ -224,7 +224,7 @@ func (r *requester) askServer(ctx context.Context, count int64, patience time.Du
 	// A failed Send only returns io.EOF; RecvMsg returns the reason.
 	_ = s.Send(&s.req)
 	if err := s.RecvMsg(&s.res); err != nil {
-		return 0, "", r.broken(ctx, s, err)
+		return 0, "", r.broken(s, err)
 	}
 	if !s.timer.Stop() {
 		r.stream = nil // answered in the last moment; the stream is cancelled
@@ -235,7 +235,7 @@ func (r *requester) askServer(ctx context.Context, count int64, patience time.Du
 	first = Timestamp(s.res.First)
 	switch {
 	case int64(s.res.Count) != count || first < Min || first > Max-Timestamp(count)+1:
-		return 0, "", r.broken(ctx, s, fmt.Errorf("tso: malformed answer: %d timestamps from %d, asked for %d", s.res.Count, first, count))
+		return 0, "", r.broken(s, fmt.Errorf("tso: malformed answer: %d timestamps from %d, asked for %d", s.res.Count, first, count))
 	case first <= r.high:
 		return first, "", &BackwardsError{Address: server.address, Got: first, High: r.high}
 	}
@@ -243,8 +243,8 @@ func (r *requester) askServer(ctx context.Context, count int64, patience time.Du
 }
 
 // broken ends a stream and returns the error to report for it.
-func (r *requester) broken(ctx context.Context, s *askStream, err error) error {
-	if !s.timer.Stop() && ctx.Err() == nil {
+func (r *requester) broken(s *askStream, err error) error {
+	if !s.timer.Stop() {
 		err = fmt.Errorf("%w: after %s: %w", errSlow, s.patience, err)
 	}
 	s.cancel()

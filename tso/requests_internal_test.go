@@ -184,6 +184,7 @@ func TestAsk(t *testing.T) {
 			var b *BackwardsError
 			return errors.As(err, &b) && *b == BackwardsError{Address: "passthrough:c", Got: at, High: at}
 		}, asked: "c7", only: true, next: 0, failures: 1, failovers: 1},
+		{name: "backwards, and nobody else", servers: [][]reply{ok}, high: at + 1, err: is(ErrBackwards), asked: "a7", only: true, failures: 1},
 		{name: "just above", servers: [][]reply{ok}, high: at - 1, asked: "a7", only: true},
 		{name: "trouble", servers: [][]reply{trouble, fails(codes.Unavailable), fails(codes.Unimplemented)}, err: is(ErrCorrupt), asked: "a7 b7 c7", only: true, next: 0, failures: 3, failovers: 3},
 		{name: "trouble of one", servers: [][]reply{trouble, ok}, asked: "a7 b7", only: true, next: 1, failures: 1, failovers: 1},
@@ -234,6 +235,9 @@ func TestAsk(t *testing.T) {
 			}
 			if r.answers.Load() != answers || r.timestamps.Load() != timestamps || r.high != high {
 				t.Errorf("%s: %d answers, %d timestamps up to %d", tt.name, r.answers.Load(), r.timestamps.Load(), r.high)
+			}
+			if errors.Is(err, ErrBackwards) && r.stream != nil {
+				t.Errorf("%s: the stream stays", tt.name)
 			}
 			expired := r.expired(context.Canceled)
 			if !errors.Is(expired, context.Canceled) || strings.Contains(expired.Error(), "last error") != (tt.err != nil) {
@@ -366,10 +370,15 @@ func TestPlausibleAnswers(t *testing.T) {
 			{limit, []Timestamp{limit + day + 1, limit + day + 2}, limit + day + 2, 2},
 			{limit, []Timestamp{limit + day + 1, limit + day}, 0, 2},
 			{Max - 7, []Timestamp{Max - 6}, Max - 6, 1},
+			{0, []Timestamp{Min}, Min, 1},
+			{0, []Timestamp{limit + 1, 0}, 0, 2},
 		} {
 			var replies []reply
 			for _, a := range tt.answers {
 				replies = append(replies, reply{first: a})
+				if a == 0 {
+					replies[len(replies)-1].err = status.Error(codes.Unavailable, "injected")
+				}
 			}
 			r, f := newFleet(t, 10*time.Second, replies)
 			r.high = tt.high
@@ -377,6 +386,9 @@ func TestPlausibleAnswers(t *testing.T) {
 			high := tt.high
 			if tt.want != 0 {
 				high = tt.want + 6
+			}
+			if lost := slices.Contains(tt.answers, 0); lost != (status.Code(err) == codes.Unavailable) {
+				t.Errorf("%+v: %v", tt, err)
 			}
 			if err == nil && first != tt.want || (err == nil) != (tt.want != 0) || hint != "" || len(f.asked) != tt.asked || r.high != high {
 				t.Errorf("%+v: %d, %v, asked %d times", tt, first, err, len(f.asked))

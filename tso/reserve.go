@@ -173,7 +173,7 @@ func (r *reserver) advance(ctx context.Context, n int64) (bool, error) {
 		return false, ErrExhausted
 	}
 	ok, err := r.row.Advance(ctx, int64(r.value), int64(from), int64(next))
-	r.known = ok && err == nil
+	r.known = ok // not after an error
 	switch {
 	case err != nil:
 		return false, err

@@ -23,6 +23,10 @@ type fault struct {
 	before func(e *tsotest.Emulator)
 	code   codes.Code
 	leaves bool // the caller's context ends
+	// reads says that each read fails after it, with an error that passes.
+	reads bool
+	// takes is how long the request takes.
+	takes time.Duration
 }
 
 // TestReserve: what a reservation does with the row, what it returns, and what the process knows of the row
@@ -105,6 +109,7 @@ func TestReserve(t *testing.T) {
 		{name: "an add is lost", row: now, knows: known{Seen: true, Known: true, Shared: true, Value: now}, n: 1, at: fault{method: add, code: codes.Unavailable}, err: isCode(codes.Unavailable), after: known{Seen: true, Shared: true, Value: now}, rpcs: "ReadModifyWriteRow:1"},
 		{name: "an add fails, and the row is fine", row: now, knows: known{Seen: true, Known: true, Shared: true, Value: now}, n: 1, at: fault{method: add, code: codes.Internal}, err: isCode(codes.Internal), after: known{Shared: true, Value: now}, rpcs: "ReadRows:1 ReadModifyWriteRow:1"},
 		{name: "an add fails in another mode", row: now, knows: known{Seen: true, Known: true, Shared: true, Value: now}, n: 1, at: fault{method: add, code: codes.Internal, before: served}, err: is(tso.ErrMode), after: known{Shared: true, Value: now}, rpcs: "ReadRows:1 ReadModifyWriteRow:1"},
+		{name: "an add fails, and the row cannot be read", row: now, knows: known{Seen: true, Known: true, Shared: true, Value: now}, n: 1, at: fault{method: add, code: codes.Internal, reads: true}, err: isCode(codes.Internal), after: known{Shared: true, Value: now}, rpcs: "ReadRows:1 ReadModifyWriteRow:1"},
 		{name: "the callers leave an add", row: now, knows: known{Seen: true, Known: true, Shared: true, Value: now}, n: 1, at: fault{method: add, code: codes.Internal, leaves: true}, err: func(err error) bool { return err != nil }, after: known{Seen: true, Shared: true, Value: now}, rpcs: "ReadModifyWriteRow:1"},
 
 		{name: "a step", row: now - minute, knows: known{Seen: true, Known: true, Value: now - minute}, n: 1, want: now, after: known{Seen: true, Known: true, Value: now, High: now}, rpcs: "CheckAndMutateRow:1"},
@@ -116,6 +121,8 @@ func TestReserve(t *testing.T) {
 		{name: "the clock is far behind", row: now - 3*minute, off: -time.Minute - time.Microsecond, knows: known{Seen: true, Known: true, Value: now - 3*minute}, n: 1, want: now - minute - 1, after: known{Seen: true, Known: true, ClockBad: true, Value: now - minute - 1, High: now - minute - 1}, rpcs: "ReadRows:1 MutateRow:1 CheckAndMutateRow:1"},
 		{name: "may not stamp", row: now - 2*minute, knows: known{Seen: true, Known: true, Value: now - 2*minute}, n: 1, at: fault{method: tsotest.MutateRow, code: codes.PermissionDenied}, err: isCode(codes.PermissionDenied), after: known{Seen: true, Known: true, Value: now - 2*minute}, rpcs: "MutateRow:1"},
 		{name: "may not read the stamp", row: now - 2*minute, knows: known{Seen: true, Known: true, Value: now - 2*minute}, n: 1, at: fault{method: tsotest.ReadRows, code: codes.PermissionDenied}, err: isCode(codes.PermissionDenied), after: known{Seen: true, Known: true, Value: now - 2*minute}, rpcs: "ReadRows:1 MutateRow:1"},
+		{name: "slow", row: now - 100, knows: known{Seen: true, Known: true, Value: now - 100}, n: 1, at: fault{method: advance, takes: 7 * time.Millisecond}, want: now, after: known{Seen: true, Known: true, Value: now, High: now, Took: 7000}, rpcs: "CheckAndMutateRow:1"},
+		{name: "the row is deleted after an add", row: tso.Min, knows: known{Seen: true, Known: true, Shared: true, Value: tso.Min}, n: 1, at: fault{method: tsotest.ReadRows, before: remove}, want: tso.Min + 1, after: known{Known: true, Value: tso.Min + 1, High: tso.Min + 1}, rpcs: "ReadRows:1 MutateRow:1 ReadModifyWriteRow:1"},
 		{name: "the row is deleted before the stamp is read", row: gone, n: 1, knows: known{Seen: true, Known: true, Value: now - 2*minute}, at: fault{method: tsotest.ReadRows, before: remove}, err: is(row.ErrVanished), after: known{Value: now - 2*minute}, rpcs: "ReadRows:1 MutateRow:1 ReadModifyWriteRow:1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -133,10 +140,14 @@ func TestReserve(t *testing.T) {
 						return call()
 					}
 					sent[method]++
+					if fired && tt.at.reads && method == tsotest.ReadRows {
+						return nil, status.Error(codes.ResourceExhausted, "injected")
+					}
 					if fired || method != tt.at.method {
 						return call()
 					}
 					fired = true
+					tsotest.Advance(tt.at.takes)
 					if tt.at.before != nil {
 						inside = true
 						tt.at.before(e)
@@ -159,17 +170,18 @@ func TestReserve(t *testing.T) {
 				if last != tt.want || (err == nil) != (tt.err == nil) || err != nil && !tt.err(err) {
 					t.Errorf("%d, %v; want %d", last-now, err, tt.want-now)
 				}
-				if after.Took = 0; after != tt.after {
+				if after != tt.after {
 					t.Errorf("knows %+v\nwant  %+v", after, tt.after)
 				}
 				var rpcs []string
+				all := 0
 				for _, method := range []string{tsotest.ReadRows, tsotest.MutateRow, tsotest.CheckAndMutate, tsotest.ReadModifyWrite} {
 					if n := sent[method]; n > 0 {
-						rpcs = append(rpcs, fmt.Sprintf("%s:%d", method, n))
+						rpcs, all = append(rpcs, fmt.Sprintf("%s:%d", method, n)), all+n
 					}
 				}
-				if got := strings.Join(rpcs, " "); got != tt.rpcs {
-					t.Errorf("sent %s, want %s", got, tt.rpcs)
+				if got := strings.Join(rpcs, " "); got != tt.rpcs || d.Stats().RPCs != uint64(all) {
+					t.Errorf("sent %s and counted %d, want %s", got, d.Stats().RPCs, tt.rpcs)
 				}
 			})
 		})
