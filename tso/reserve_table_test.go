@@ -173,17 +173,25 @@ func TestReserve(t *testing.T) {
 				if after != tt.after {
 					t.Errorf("knows %+v\nwant  %+v", after, tt.after)
 				}
-				var rpcs []string
 				all := 0
-				for _, method := range []string{tsotest.ReadRows, tsotest.MutateRow, tsotest.CheckAndMutate, tsotest.ReadModifyWrite} {
-					if n := sent[method]; n > 0 {
-						rpcs, all = append(rpcs, fmt.Sprintf("%s:%d", method, n)), all+n
-					}
+				for _, n := range sent {
+					all += n
 				}
-				if got := strings.Join(rpcs, " "); got != tt.rpcs || d.Stats().RPCs != uint64(all) {
+				if got := requests(sent); got != tt.rpcs || d.Stats().RPCs != uint64(all) {
 					t.Errorf("sent %s and counted %d, want %s", got, d.Stats().RPCs, tt.rpcs)
 				}
 			})
 		})
 	}
+}
+
+// requests writes numbers of requests as the emulator does.
+func requests(sent map[string]int) string {
+	var all []string
+	for _, method := range []string{tsotest.ReadRows, tsotest.MutateRow, tsotest.CheckAndMutate, tsotest.ReadModifyWrite} {
+		if n := sent[method]; n > 0 {
+			all = append(all, fmt.Sprintf("%s:%d", method, n))
+		}
+	}
+	return strings.Join(all, " ")
 }

@@ -92,7 +92,6 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 			failures++
 			l.alloc.stand(ctx, err, "")
 			least = row.Backoff(failures)
-			pause = max(pause, least)
 		case found.Mode != format.ModeServed:
 			failures, since = 0, time.Time{}
 			l.alloc.stand(ctx, l.modeError(found), "")
@@ -150,8 +149,8 @@ func (l *leadership) takeOver(ctx context.Context, found row.State) (held, bool,
 	if outcome == writeUnknown && ctx.Err() != nil {
 		// The server was stopped before the answer came. If the takeover took
 		// effect, lead: that now means to release the lease.
-		after, err := l.row.Read(context.WithoutCancel(ctx))
-		if err == nil && after.Mode == format.ModeServed && after.Lease == next {
+		after, _ := l.row.Read(context.WithoutCancel(ctx)) // without a mode after an error
+		if after.Mode == format.ModeServed && after.Lease == next {
 			h, outcome = held{next, after.Served, l.pending.sent, l.pending.wall}, writeDone
 		}
 	}
@@ -171,7 +170,6 @@ func (l *leadership) begin(ctx context.Context, h held) held {
 // lead renews the lease and reserves ahead, until the row has the lease of
 // another server or ctx ends; then it releases the lease.
 func (l *leadership) lead(ctx context.Context, h held) {
-	defer l.alloc.lose(nil)
 	l.alloc.extend(h, l.confirmed)
 	cur, last, used := h.lease, h.sent, l.alloc.handedOut()
 	for failures := 0; ; {
@@ -259,12 +257,9 @@ func (l *leadership) write(ctx context.Context, from, to format.Lease, state *ts
 		l.pending.to, l.pending.sent, l.pending.wall = to, sent, wall
 	}
 	ok, err := l.row.Swap(ctx, from, to, state)
-	if ok && err == nil {
+	if ok {
 		l.seen = to
 		return held{to, state, sent, wall}, writeDone, nil
-	}
-	if ctx.Err() != nil {
-		return held{}, writeUnknown, err
 	}
 	found, readErr := l.row.Read(ctx)
 	if readErr == nil {
