@@ -348,7 +348,6 @@ func (l *leadership) sleep(ctx context.Context, least, pause time.Duration) {
 	select {
 	case <-time.After(least):
 	case <-ctx.Done():
-		return
 	}
 	select {
 	case <-end.C:
