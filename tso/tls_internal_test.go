@@ -79,7 +79,7 @@ func TestWatchedFiles(t *testing.T) {
 	if _, _, err := creds.ServerHandshake(nil); err == nil {
 		t.Error("the credentials of a client serve")
 	}
-	if err := creds.OverrideServerName("x"); err == nil {
+	if err := creds.(reloading).OverrideServerName("x"); err == nil {
 		t.Error("the name of the server was replaced")
 	}
 	for _, f := range []TLSFiles{{Cert: file}, {Key: file}} {
