@@ -171,7 +171,7 @@ func TestAsk(t *testing.T) {
 		{name: "a stream cannot begin", servers: [][]reply{refusesToOpen, ok}, asked: "a0 b7", only: true, next: 1, failures: 1, failovers: 1},
 		{name: "one hangs", servers: [][]reply{hangs, ok}, asked: "a7 b7", only: true, took: time.Second, next: 1, failures: 1, failovers: 1},
 		{name: "one hangs, late in the time", servers: [][]reply{hangs, ok}, ago: 9700 * time.Millisecond, err: reasons("no answer in time", ""), asked: "a7", only: true, took: 300 * time.Millisecond, failures: 1},
-		{name: "the time is over", servers: [][]reply{hangs, ok}, ago: 11 * time.Second, err: reasons("no answer in time", ""), asked: "a7", only: true, took: 1, failures: 1},
+		{name: "no time is left", servers: [][]reply{hangs, ok}, ago: 11 * time.Second, err: reasons("no answer in time", ""), asked: "a7", only: true, took: 1, failures: 1},
 		{name: "the second has what is left", servers: [][]reply{hangs, hangs, ok}, timeout: 1500 * time.Millisecond, err: reasons("after 1s", "after 500ms", ""), asked: "a7 b7", only: true, took: 1500 * time.Millisecond, next: 1, failures: 2, failovers: 1},
 		{name: "all hang", servers: [][]reply{hangs, hangs}, timeout: 3500 * time.Millisecond, err: reasons("after 1s", "after 1s"), asked: "a7 b7 a7 b7", only: true, took: 3500 * time.Millisecond, next: 1, failures: 4, failovers: 3},
 		{name: "a short try says less", servers: [][]reply{{{err: status.Error(codes.Unavailable, "injected")}, {after: time.Hour}}}, timeout: 100 * time.Millisecond, err: reasons("injected"), asked: "a7 a7", only: true, took: 100 * time.Millisecond, failures: 2},
@@ -221,7 +221,7 @@ func TestAsk(t *testing.T) {
 				t.Errorf("%s: asked %s, want %s", tt.name, asked, tt.asked)
 			}
 			if last := f.at[len(f.at)-1]; tt.err != nil && took > 1 && !last.Before(began.Add(took)) {
-				t.Errorf("%s: asked when the time was over", tt.name)
+				t.Errorf("%s: asked after the timeout", tt.name)
 			}
 			if next := int(r.servers.leader.Load()); next != tt.next {
 				t.Errorf("%s: the next request starts at %d, want %d", tt.name, next, tt.next)

@@ -50,7 +50,6 @@ type allocator struct {
 	asked   uint64        // requests answered
 	terms   uint64        // how often this process became the leader
 	rate    float64       // timestamps per second, between the last two writes
-	expiry  *time.Timer   // suspends when validity ends
 
 	// Set by tests. generated runs between generating a range and checking that
 	// the lease is still valid, where stopping a process does the most harm.
@@ -200,10 +199,7 @@ func (a *allocator) extend(h held, confirmed tso.Timestamp) {
 	a.limit = tso.Timestamp(h.state.Limit)
 	a.ceiling = min(a.limit, confirmed+tso.Timestamp(a.cfg.Lease.Microseconds())*2/renewals)
 	left := time.Until(a.until)
-	if a.expiry != nil {
-		a.expiry.Stop()
-	}
-	a.expiry = time.AfterFunc(left, a.suspend)
+	time.AfterFunc(left, a.suspend) // which does nothing after a renewal, or after the term
 	a.leader, a.trouble = a.cfg.Address, nil
 	a.setLeading(left > 0)
 }
@@ -228,9 +224,6 @@ func (a *allocator) lose(trouble error) {
 	}
 	if a.leader == a.cfg.Address {
 		a.leader = ""
-	}
-	if a.expiry != nil {
-		a.expiry.Stop()
 	}
 	a.setLeading(false)
 }

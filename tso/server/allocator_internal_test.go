@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -46,7 +47,9 @@ func TestRangeInMemory(t *testing.T) {
 		}
 		now := tso.FromTime(time.Now())
 		a.begin(7, now+10)
-		a.newState(0, now)
+		if a.newState(0, now); a.reserve != tso.Timestamp(testLease.Microseconds()) {
+			t.Errorf("it reserves %d", a.reserve)
+		}
 		a.lead(now + 10 + 1000)
 		generate := func(count, want tso.Timestamp, low bool) {
 			t.Helper()
@@ -103,13 +106,16 @@ func TestValidity(t *testing.T) {
 		a.begin(1, now)
 		a.lead(now + 1e9)
 		<-time.After(testLease*9/10 - 1)
-		if _, _, err := a.generate(1); err != nil || !a.isLeading() {
+		if _, _, err := a.generate(1); err != nil || !a.isLeading() || a.nudged() {
 			t.Errorf("before the end: %v", err)
 		}
 		<-time.After(1)
 		synctest.Wait()
-		if _, _, err := a.generate(1); !errors.Is(err, tso.ErrNotLeader) || a.isLeading() {
+		if _, _, err := a.generate(1); !errors.Is(err, tso.ErrNotLeader) || !a.nudged() {
 			t.Errorf("at the end: %v", err)
+		}
+		if a.isLeading() || !a.nudged() {
+			t.Error("it leads at the end")
 		}
 		if ahead, leading := a.ahead(); ahead != 0 || leading {
 			t.Errorf("%d ahead, leading %t", ahead, leading)
@@ -120,7 +126,7 @@ func TestValidity(t *testing.T) {
 		}
 		// The machine slept: its wall clock has moved, its other clock has not.
 		a.cfg.Clock = func() time.Time { return time.Now().Add(testLease) }
-		if _, _, err := a.generate(1); !errors.Is(err, tso.ErrNotLeader) {
+		if _, _, err := a.generate(1); !errors.Is(err, tso.ErrNotLeader) || !a.nudged() {
 			t.Errorf("after a sleep: %v", err)
 		}
 		a.cfg.Clock = func() time.Time { return time.Now().Add(-time.Hour) }
@@ -145,6 +151,50 @@ func TestValidity(t *testing.T) {
 			t.Errorf("after the caller's deadline: %v", err)
 		}
 		a.lose(nil)
+	})
+}
+
+// TestLateValidity: an answer that comes when the lease has ended makes no leader, and a process that was
+// stopped does not answer, whatever its wall clock shows and although nothing has told it yet.
+func TestLateValidity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := testAllocator()
+		changes := 0
+		a.onChange = func(bool) { changes++ }
+		var log bytes.Buffer
+		a.log = slog.New(slog.NewTextHandler(&log, nil))
+		a.measure(time.Second, 0)
+		a.rate = 7
+		a.begin(1, tso.FromTime(time.Now()))
+		if s := a.status(); s.Rate != 0 || s.Terms != 1 {
+			t.Errorf("at the beginning of a term: %v", s)
+		}
+		limit := int64(tso.FromTime(time.Now()) + 1e12)
+		for late, leads := range map[time.Duration]bool{1: false, 0: false, -1: true} {
+			now := time.Now()
+			a.extend(held{state: &tsopb.ServedState{Limit: limit}, sent: now.Add(-testLease*9/10 - late), wall: now.Round(0)}, tso.FromTime(now))
+			if a.leading != leads {
+				t.Errorf("%v late: it leads: %t", late, a.leading)
+			}
+			a.lose(nil)
+			synctest.Wait()
+		}
+		if <-time.After(testLease); changes != 2 || log.Len() > 0 {
+			t.Errorf("%d changes; log: %s", changes, &log)
+		}
+		a.lead(tso.Timestamp(limit))
+		a.until = time.Now() // its timer has not run
+		a.cfg.Clock = func() time.Time { return time.Now().Add(-time.Hour) }
+		if _, _, err := a.generate(1); !errors.Is(err, tso.ErrNotLeader) {
+			t.Errorf("after a stop: %v", err)
+		}
+		a.cfg.Clock = time.Now
+		a.lead(a.high()) // nothing is left, and renewals change nothing
+		a.until = time.Now().Add(time.Hour)
+		began := time.Now()
+		if _, err := a.allocate(t.Context(), 1); !errors.Is(err, tso.ErrNotLeader) || time.Since(began) != renewals*a.cfg.interval() {
+			t.Errorf("without room: %v after %v", err, time.Since(began))
+		}
 	})
 }
 
