@@ -32,8 +32,9 @@ func TestCrowdedRow(t *testing.T) {
 			tx.Table("a").Set("row", "f", "mine", []byte(tt.what))
 			mustSet(t, env.Client, tt.what, "row") // f:q, after the start of tx
 			faults.Reset()
-			if _, err := tx.Commit(t.Context()); err != nil {
-				t.Fatalf("%s: %v", tt.what, err)
+			began := time.Now()
+			if _, err := tx.Commit(t.Context()); err != nil || time.Since(began) != 0 {
+				t.Fatalf("%s: %v, after a pause of %v", tt.what, err, time.Since(began))
 			}
 			if n := faults.Count(); n[txntest.StepRead] != tt.reads || n[txntest.StepPrewrite] != tt.prewrites || n[txntest.StepCommit] != 1 {
 				t.Errorf("%s: requests %v, want %d reads and %d prewrites", tt.what, n, tt.reads, tt.prewrites)

@@ -1,6 +1,7 @@
 package emulator_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
@@ -157,6 +159,137 @@ func TestPrewriteFindsSomeOfItsLocks(t *testing.T) {
 	}
 }
 
+// The first prewrite of a row gets no answer, and the second one finds a conflict. The first one may
+// still arrive, so the client removes what it may have left.
+func TestAbortAfterAnUnansweredPrewrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := beginSet(t, a, "new", "row")
+		lost := faults.On("first", step(txntest.StepPrewrite), txntest.DropRequest, 1)
+		second := faults.On("second", step(txntest.StepPrewrite), txntest.Hold, 1)
+		done := commitInBackground(t.Context(), tx)
+		<-lost.Fired()
+		<-second.Fired()
+		mustSet(t, env.Client, "theirs", "row")
+		second.Release()
+		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v", o.err)
+		}
+		if n := faults.Count(); n[txntest.StepPrewrite] != 2 || n[txntest.StepAbort] != 1 {
+			t.Errorf("requests %v, want two prewrites, and one that removes them", n)
+		}
+	})
+}
+
+// A prewrite is applied twice, so that the second answer says that there is a lock: the transaction's own.
+// It is removed when another row fails.
+func TestAbortAfterADoubledPrewrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := beginSet(t, a, "new", "p", "row")
+		mustSet(t, env.Client, "theirs", "p")
+		faults.On("doubled", stepOn(txntest.StepPrewrite, "row"), txntest.Duplicate, 1)
+		primary := faults.On("primary", stepOn(txntest.StepPrewrite, "p"), txntest.Hold, 1)
+		done := commitInBackground(t.Context(), tx)
+		<-primary.Fired()
+		synctest.Wait() // the row is locked
+		primary.Release()
+		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
+			t.Errorf("commit: %v", o.err)
+		}
+		synctest.Wait()
+		wantNoLocks(t, env.Client)
+	})
+}
+
+// The answer to a prewrite is lost, and so is the read of the row after it. The client tries again.
+func TestPrewriteAndLookAreLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
+		tx := beginSet(t, a, "new", "row")
+		faults.On("prewrite", step(txntest.StepPrewrite), txntest.DropResponse, 1)
+		faults.On("look", step(txntest.StepRead), txntest.Crash, 1)
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := faults.Count(); n[txntest.StepPrewrite] != 2 || n[txntest.StepRead] != 2 {
+			t.Errorf("requests %v, want two prewrites and two reads", n)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "row", "new")
+	})
+}
+
+// In a crowded row, a prewrite that follows a lost one names its columns.
+func TestLostPrewriteOfACrowdedRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := begin(t, a)
+		tx.Table("a").Set("row", "f", "mine", nil)
+		mustSet(t, env.Client, "theirs", "row")
+		faults.On("prewrite", step(txntest.StepPrewrite), txntest.DropRequest, 1)
+		if _, err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := faults.Count(); n[txntest.StepPrewrite] != 2 || n[txntest.StepRead] != 1 {
+			t.Errorf("requests %v, want two prewrites and one read", n)
+		}
+	})
+}
+
+// Failures of a prewrite count from the last answer on. Between two of them this one waits for a lock,
+// for longer than Config.LockTTL.
+func TestPrewriteFailsBeforeAndAfterAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		tx := beginSet(t, a, "new", "row")
+		faults.On("first", step(txntest.StepPrewrite), txntest.DropRequest, 1)
+		second := faults.On("second", step(txntest.StepPrewrite), txntest.Hold, 1)
+		third := faults.On("third", step(txntest.StepPrewrite), txntest.DropRequest, 1)
+		done := commitInBackground(t.Context(), tx)
+		<-second.Fired()
+		others := txntest.NewFaults(t)
+		stuck := others.On("other row", stepOn(txntest.StepPrewrite, "z"), txntest.Hold, 0)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		younger := commitInBackground(ctx, beginSet(t, env.NewClient(txn.Config{}, others.DialOptions()...), "younger", "row", "z"))
+		<-stuck.Fired()
+		synctest.Wait() // it has locked the row
+		second.Release()
+		if o := <-younger; o.err == nil || o.took <= 10*time.Second {
+			t.Errorf("the other transaction: %v after %v", o.err, o.took)
+		}
+		if o := <-done; o.err != nil {
+			t.Fatalf("commit: %v after %v", o.err, o.took)
+		}
+		<-third.Fired()
+		stuck.Release()
+		synctest.Wait()
+	})
+}
+
+// Readers may pass the primary lock of a client with Config.PassLocks, and no other one.
+func TestWhichLocksArePassable(t *testing.T) {
+	for _, pass := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, PassLocks: pass})
+			held := faults.OnStep(txntest.StepCommit, txntest.Hold)
+			done := commitInBackground(t.Context(), beginSet(t, a, "new", "p", "row"))
+			<-held.Fired()
+			for row, want := range map[string]bool{"p": pass, "row": false} {
+				item := stored(t, env, row)[format.LockFamily][0]
+				l, err := format.DecodeLock(format.Cell{Table: "a", Row: row, Family: "f", Qualifier: "q"}, tso.FromCell(item.Timestamp), item.Value)
+				if err != nil || l.Passable != want || l.TTL != 10*time.Second {
+					t.Errorf("with PassLocks %v, the lock on %s is %+v, %v", pass, row, l, err)
+				}
+			}
+			held.Release()
+			if o := <-done; o.err != nil {
+				t.Error(o.err)
+			}
+		})
+	}
+}
+
 // With Config.Parallelism of one, a bulk prewrite and that of the primary follow each other. If the one
 // fails, the other does not wait for a lock.
 func TestBulkPrewriteBesideThePrimary(t *testing.T) {
@@ -195,8 +328,8 @@ func TestBulkPrewriteBesideThePrimary(t *testing.T) {
 				t.Error("the commit waits for a lock, although it has failed")
 			}
 			held.Release()
-			if o := <-done; o.err == nil || errors.Is(o.err, txn.ErrConflict) {
-				t.Errorf("commit: %v", o.err)
+			if o := <-done; o.err == nil || !strings.Contains(o.err.Error(), "FailedPrecondition") {
+				t.Errorf("commit: %v, want the error of the bulk prewrite", o.err)
 			}
 			if o := <-younger; o.err != nil {
 				t.Error(o.err)

@@ -70,8 +70,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		}
 	}()
 
-	c.heartbeat.start(ctx, c)
-	defer c.heartbeat.stop()
+	c.heartbeat.start(ctx, c) // abort and commitPrimary stop it
 	c.entries = c.client.resolver.Journal.Begin(ctx, c.rows, c.startTS)
 	if err := prewriteAll(ctx, c); err != nil {
 		c.giveUp(ctx, err)
