@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -91,7 +92,9 @@ func background(t *testing.T, cfg Config, f func(t *testing.T, l *lateTable, s *
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		l := &lateTable{}
-		cfg.Backoff = Backoff{1, 1}
+		if cfg.Backoff.Min == 0 {
+			cfg.Backoff = Backoff{1, 1}
+		}
 		s, err := NewRequests(l, cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -291,6 +294,8 @@ func TestBackgroundCloses(t *testing.T) {
 	for _, kind := range []string{"row", "task", "failed row"} {
 		background(t, Config{}, func(t *testing.T, l *lateTable, s *Store, table *Table) {
 			b := s.Background
+			b.Run(func(context.Context) {}) // it does not end with the first work
+			pauses()
 			release := make(chan struct{})
 			if kind == "task" {
 				b.Run(func(context.Context) { <-release })
@@ -321,8 +326,10 @@ func TestBackgroundCloses(t *testing.T) {
 			b := s.Background
 			cells, tasks := 4, 0
 			if kind == "task" {
-				cells, tasks = 0, 1
-				b.Run(func(ctx context.Context) { <-ctx.Done() })
+				cells, tasks = 0, 2
+				for range tasks {
+					b.Run(func(ctx context.Context) { <-ctx.Done() })
+				}
 			} else {
 				b.Add(table, mutations(10, "ab"))
 			}
@@ -333,7 +340,11 @@ func TestBackgroundCloses(t *testing.T) {
 			l.requests()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
+			began := time.Now()
 			err := b.close(ctx)
+			if took := time.Since(began); took != time.Second {
+				t.Errorf("%s: it ends after %v", kind, took)
+			}
 			if want := fmt.Sprintf("(%d changes of cells, %d other tasks)", cells, tasks); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %s", kind, err, want)
 			}
@@ -343,6 +354,59 @@ func TestBackgroundCloses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBackgroundPauses: a fresh row goes at once, and one that failed after a pause. Rows that are given
+// up are logged, and the others stay.
+func TestBackgroundPauses(t *testing.T) {
+	var log strings.Builder
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	background(t, Config{Backoff: Backoff{time.Second, time.Second}, BackgroundTimeout: 1500 * time.Millisecond, Logger: logger}, func(t *testing.T, l *lateTable, s *Store, table *Table) {
+		s.Background.Add(table, mutations(10, "abc"))
+		if got := l.requests(); got != "abc in 1.5s" {
+			t.Errorf("at once: %q", got)
+		}
+		l.mu.Lock()
+		first := l.waiting[0]
+		l.waiting = nil
+		l.mu.Unlock()
+		first <- func([]string) ([]error, error) { return []error{denied, lost, lost}, nil }
+		if got := l.requests(); got != "" || log.Len() != 0 {
+			t.Errorf("without a pause: %q; log %s", got, log.String())
+		}
+		<-time.After(time.Second)
+		if got := l.requests(); !strings.HasPrefix(got, "bc in ") || strings.Count(got, ",") != 0 {
+			t.Errorf("after a pause: %q", got)
+		}
+		if n := strings.Count(log.String(), "level=WARN"); n != 1 || !strings.Contains(log.String(), "rows=1") {
+			t.Errorf("log %s", log.String())
+		}
+		l.answer(nil, "")
+		if cells, bytes := s.Background.Queued(); cells != 0 || bytes != 0 {
+			t.Errorf("%d changes, %d bytes are left", cells, bytes)
+		}
+		if err := s.Background.close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestCrowded: a row is crowded for a while after it was noted.
+func TestCrowded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, row := NewCrowded(), &RowWrites{Table: &Table{Name: "t"}, Row: "r"}
+		if c.Has(row) {
+			t.Error("crowded before")
+		}
+		c.Note(row)
+		<-time.After(crowdedFor - 1)
+		if !c.Has(row) {
+			t.Error("crowded for too short")
+		}
+		if <-time.After(1); c.Has(row) {
+			t.Error("crowded for too long")
+		}
+	})
 }
 
 // TestApplyParts: a request has at most so many bytes, and none follows once the caller has to stop.

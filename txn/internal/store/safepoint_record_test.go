@@ -223,6 +223,14 @@ func TestCurrent(t *testing.T) {
 		if !s.used.Load() {
 			t.Error("KeepFresh would take the client for idle")
 		}
+		for value, want := range map[string]error{"\xff": format.ErrCorrupt, "\x08\x63": format.ErrFormatVersion} {
+			w.set(GCRowKey, safePointQualifier, []byte(value))
+			w.did()
+			if _, err := s.Current(w.Context()); !errors.Is(err, want) {
+				t.Errorf("%q: %v", value, err)
+			}
+			w.expect("it cannot be read", "read meta/gc")
+		}
 	})
 }
 

@@ -140,12 +140,21 @@ func TestOracleTimes(t *testing.T) {
 	inWorld(t, func(w *world) {
 		s := w.store(Config{})
 		c := &s.Clock
-		if c.Now() != 0 {
-			t.Errorf("now %d, without an answer", c.Now())
+		w.after(time.Second)
+		w.fail("oracle", denied)
+		if _, err := c.Timestamp(w.Context()); !errors.Is(err, denied) {
+			t.Errorf("denied: %v", err)
 		}
+		if _, _, ok := c.ReadableWithin(time.Hour); ok || c.Now() != 0 {
+			t.Errorf("now %d, readable %t, without an answer", c.Now(), ok)
+		}
+		s.SafePoint.resting.Store(true)
 		before := s.Counters.Timestamps.Load()
 		began := time.Now()
 		ts, asked, err := c.CommitTimestamp(w.Context())
+		if s.SafePoint.resting.Load() {
+			t.Error("the client rests while it works")
+		}
 		if ts != filterBase+1 || !asked.Equal(began) || err != nil || c.Newest() != 0 || s.Counters.Timestamps.Load() != before+1 {
 			t.Errorf("commit at %d, asked %v, %v; newest %d", ts, asked, err, c.Newest())
 		}
