@@ -42,8 +42,8 @@ func (a *allocator) nudged() bool {
 func TestRangeInMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := testAllocator()
-		if _, _, err := a.generate(1); !errors.Is(err, tso.ErrNotLeader) || !a.nudged() {
-			t.Errorf("without a term: %v", err)
+		if _, _, err := a.generate(1); !errors.Is(err, tso.ErrNotLeader) || !a.nudged() || a.high() != 0 {
+			t.Errorf("without a term: %v, highest %d", err, a.high())
 		}
 		now := tso.FromTime(time.Now())
 		a.begin(7, now+10)
@@ -77,7 +77,18 @@ func TestRangeInMemory(t *testing.T) {
 		a.nudged()
 		<-time.After(time.Second)
 		generate(1, now+1e6, false)
-		<-time.After(testLease / 2)
+		a.follow(300_000) // the clock is ahead by so much
+		<-time.After(100 * time.Millisecond)
+		if ahead, leading := a.ahead(); ahead != 1+300_000-100_000 || !leading || a.status().Next != int64(now+1e6+1) {
+			t.Errorf("%d ahead, %v", ahead, a.status())
+		}
+		<-time.After(250 * time.Millisecond)
+		if s := a.status(); s.Next != int64(now+1e6+50_000) {
+			t.Errorf("the next one is %d", s.Next-int64(now))
+		}
+		generate(1, now+1e6+50_000, false)
+		a.follow(0)
+		<-time.After(testLease/2 - 350*time.Millisecond)
 		generate(1, now+tso.Timestamp(testLease.Microseconds())*2/renewals, false)
 	})
 }

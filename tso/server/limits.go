@@ -213,7 +213,7 @@ func (l *limits) begin(c *client, n counts) (reason string, err error) {
 	switch {
 	case c.excess:
 		return "connections", refuse(codes.ResourceExhausted, "tso: this server serves %d connections and no more, half of them to one host: close those that are not needed", l.all.connections)
-	case l.used.requests+n.requests > l.all.requests, l.ofHost(c.host).requests+n.requests > l.all.requests/2 && c.host != "":
+	case l.used.requests+n.requests > l.all.requests, l.ofHost(c.host).requests+n.requests > l.all.requests/2:
 		return "requests", refuse(codes.ResourceExhausted, "tso: this server serves %d requests at a time and no more, half of them to one host: try again later", l.all.requests)
 	case c.used.long+n.long > l.each.long:
 		return "streams", refuse(codes.ResourceExhausted, "tso: this connection has %d streams, which is the limit: use one tso.Client in a process, and fewer subscriptions", c.used.long)
@@ -248,9 +248,8 @@ func (l *limits) permit(ctx context.Context) error {
 	}
 	var state tls.ConnectionState
 	if p, ok := peer.FromContext(ctx); ok {
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
-			state = info.State
-		}
+		info, _ := p.AuthInfo.(credentials.TLSInfo)
+		state = info.State
 	}
 	if len(state.VerifiedChains) == 0 {
 		return status.Error(codes.Unauthenticated, "tso: this server serves only clients with a certificate")

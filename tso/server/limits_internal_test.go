@@ -189,6 +189,9 @@ func TestPace(t *testing.T) {
 		<-time.After(time.Hour)
 		pace(l, c, clientAhead, 0, 0) // and not more than that
 		pace(l, c, 1000, 0, time.Millisecond)
+		if l.common != (credit{}) {
+			t.Errorf("at the clock, all clients together have used %+v", l.common)
+		}
 
 		l, c = newLimits(nil, nil), &client{}
 		pace(l, c, clientAhead/2, allAhead/2, 0) // half of it, half as fast
@@ -208,6 +211,28 @@ func TestPace(t *testing.T) {
 			pace(l, &client{own: credit{1e6, time.Now()}}, 1000, allAhead, 2*time.Millisecond)
 		}
 	})
+}
+
+// TestLongRequests: streams count as long, and requests that end by themselves do not.
+func TestLongRequests(t *testing.T) {
+	for method, long := range map[string]int{
+		healthpb.Health_Check_FullMethodName: 0, healthpb.Health_List_FullMethodName: 0, healthpb.Health_Watch_FullMethodName: 1,
+		tsopb.Oracle_Status_FullMethodName: 0, tsopb.Oracle_Acquire_FullMethodName: 0, tsopb.Oracle_PublishHints_FullMethodName: 0,
+		tsopb.Oracle_Timestamps_FullMethodName: 1, tsopb.Oracle_SubscribeHints_FullMethodName: 1, "/unknown": 1,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLimits(nil, nil)
+			ctx, cancel := context.WithCancel(conns{l}.TagConn(t.Context(), &stats.ConnTagInfo{}))
+			if _, err := l.admit(ctx, &tap.Info{FullMethodName: method}); err != nil || l.present() != (counts{requests: 1, long: long}) {
+				t.Errorf("%s: %v, %+v", method, err, l.present())
+			}
+			cancel()
+			synctest.Wait()
+			if l.present() != (counts{}) {
+				t.Errorf("%s: after its end %+v", method, l.present())
+			}
+		})
+	}
 }
 
 // oneConn is a listener with one connection, and then none.
