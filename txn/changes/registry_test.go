@@ -113,6 +113,7 @@ func TestCheckRegistration(t *testing.T) {
 // they can acknowledge its changes.
 func TestWatching(t *testing.T) {
 	long := strings.Repeat("o", 90)
+	name := strings.Repeat("q", format.MaxColumnKey-len(format.AckColumn(format.Column{Family: "f"}, "").Key())-50)
 	all := []ObservedColumn{
 		{Table: "t", Column: format.Column{Family: "f", Qualifier: "q"}, Observers: []string{"b"}},
 		{Table: "t", Column: format.Pattern("f", ""), Observers: []string{"a", long}},
@@ -120,8 +121,11 @@ func TestWatching(t *testing.T) {
 		{Table: "t", Column: format.Column{Family: "g", Qualifier: "init"}},
 		{Table: "u", Column: format.Column{Family: "f", Qualifier: "q"}, Observers: []string{"c"}},
 		{Table: "v", Column: format.Pattern("f", ""), Observers: []string{long}},
+		{Table: "y", Column: format.Column{Family: "f", Qualifier: "weak"}, Observers: []string{"w"}, Weak: true},
+		{Table: "y", Column: format.Pattern("f", ""), Observers: []string{"a"}},
+		{Table: "z", Column: format.Column{Family: "f", Qualifier: name}, Observers: []string{"a"}},
+		{Table: "z", Column: format.Pattern("f", ""), Observers: []string{long}},
 	}
-	name := strings.Repeat("q", format.MaxColumnKey-len(format.AckColumn(format.Column{Family: "f"}, "").Key())-50)
 	for _, tt := range []struct {
 		table, family, qualifier string
 		observers                string
@@ -137,6 +141,8 @@ func TestWatching(t *testing.T) {
 		{"u", "f", "q", "c", false, true, ""},
 		{"v", "f", name, "", false, false, long},
 		{"w", "f", name, "", false, false, ""},
+		{"y", "f", "weak", "a w", true, true, ""},
+		{"z", "f", name, "a", false, true, long},
 	} {
 		c := format.Column{Family: tt.family, Qualifier: tt.qualifier}
 		want := ObservedColumn{Table: tt.table, Column: c, Observers: strings.Fields(tt.observers), Weak: tt.weak}

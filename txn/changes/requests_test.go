@@ -395,3 +395,48 @@ func TestPendingBesideALiveLock(t *testing.T) {
 		}
 	})
 }
+
+// TestObservationAfterTheEnd: a transaction that has ended observes nothing, and sends nothing.
+func TestObservationAfterTheEnd(t *testing.T) {
+	env := newObservedTable(t)
+	if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
+		t.Fatal(err)
+	}
+	faults := txntest.NewFaults(t)
+	c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+	tx, err := c.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := observe(t, tx)
+	o.Acks["o"] = o.StartTS
+	tx.Rollback()
+	before := len(faults.Calls())
+	if o, err := changes.Observe(t.Context(), tx, observedCell); err == nil {
+		t.Errorf("observed %+v", o)
+	}
+	if v, _, err := changes.Previous(t.Context(), tx, o, "o"); err == nil {
+		t.Errorf("the previous value is %q", v)
+	}
+	if n := len(faults.Calls()) - before; n != 0 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// TestJournaledTables: of each table it is known whether its commits have journal entries.
+func TestJournaledTables(t *testing.T) {
+	for _, want := range []bool{true, false} {
+		var opts []txntest.Option
+		if !want {
+			opts = append(opts, txntest.WithoutJournal())
+		}
+		env := txntest.New(t, opts...)
+		env.CreateTable("t", "f")
+		if got, err := changes.Journaled(t.Context(), env.Client, "t"); got != want || err != nil {
+			t.Errorf("journaled: %t, %v; want %t", got, err, want)
+		}
+		if got, err := changes.Journaled(t.Context(), env.Client, "none"); got || !errors.Is(err, txn.ErrNotInitialized) {
+			t.Errorf("a table that does not exist: %t, %v", got, err)
+		}
+	}
+}

@@ -301,3 +301,64 @@ func TestDamagedSweep(t *testing.T) {
 		}
 	}
 }
+
+// TestUnfinishedOfARow: what of a row is work that was left: notify cells of observed columns, and locks that may hide a
+// change, which are those of observed columns and of acknowledgments, or all.
+func TestUnfinishedOfARow(t *testing.T) {
+	other := format.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "other"}
+	ack := (&Observation{Cell: changed}).ackCell("o")
+	s := &store.Schema{Families: []string{"f"}, Observed: map[format.Column]store.Registration{changed.Column(): {Observers: []string{"o"}}, {Family: "f", Qualifier: "init"}: {}}}
+	lock := func(cell format.Cell, observed bool) (*format.Lock, bigtable.ReadItem) {
+		l := &format.Lock{Cell: cell, Primary: cell, Kind: format.KindPut, StartTS: 5, TTL: 1e9, Observed: observed}
+		return l, item(format.LockFamily, cell.Column().Key(), 5, format.EncodeLock(l))
+	}
+	mine, mineItem := lock(changed, true)
+	others, othersItem := lock(other, false)
+	acks, acksItem := lock(ack, false)
+	locks := bigtable.Row{format.LockFamily: {mineItem, othersItem, acksItem}}
+	for name, tt := range map[string]struct {
+		raw      bigtable.Row
+		allLocks bool
+		want     []Unfinished
+		err      error
+	}{
+		"notify cells": {bigtable.Row{format.NotifyFamily: {failureItem("o", changed.Column(), 1), item(format.NotifyFamily, "f:q", 7, nil), item(format.NotifyFamily, "f:init", 7, nil), item(format.NotifyFamily, "f:other", 7, nil)}},
+			false, []Unfinished{{Cell: changed, TS: 7}}, nil},
+		"locks":                   {locks, false, []Unfinished{{Cell: changed, TS: 5, Lock: mine}, {Cell: ack, TS: 5, Lock: acks}}, nil},
+		"all locks":               {locks, true, []Unfinished{{Cell: changed, TS: 5, Lock: mine}, {Cell: other, TS: 5, Lock: others}, {Cell: ack, TS: 5, Lock: acks}}, nil},
+		"a nameless notify cell":  {bigtable.Row{format.NotifyFamily: {item(format.NotifyFamily, "nameless", 7, nil)}}, true, nil, format.ErrCorrupt},
+		"a nameless lock":         {bigtable.Row{format.LockFamily: {item(format.LockFamily, "nameless", 5, nil)}}, true, nil, format.ErrCorrupt},
+		"a damaged lock":          {bigtable.Row{format.LockFamily: {item(format.LockFamily, "f:q", 5, []byte("\xff"))}}, true, nil, format.ErrCorrupt},
+		"a nameless record":       {bigtable.Row{format.WriteFamily: {item(format.WriteFamily, "nameless", 5, nil)}}, true, nil, format.ErrCorrupt},
+		"a record of no observer": {bigtable.Row{format.WriteFamily: {item(format.WriteFamily, "_ack:x", 5, nil)}}, true, nil, format.ErrCorrupt},
+	} {
+		raw := bigtable.Row{"f": {item("f", "q", 5, nil)}} // it names the row
+		for family, items := range tt.raw {
+			raw[family] = items
+		}
+		got, err := unfinishedRow(t.Context(), nil, &store.Table{Name: "t"}, s, raw, 9, tt.allLocks)
+		if d := cmp.Diff(tt.want, got); d != "" || !errors.Is(err, tt.err) {
+			t.Errorf("%s: %v (-want +got):\n%s", name, err, d)
+		}
+	}
+}
+
+// TestCommittedAcknowledgment: of several versions and observers, the value is that which the record names.
+func TestCommittedAcknowledgment(t *testing.T) {
+	ack := (&Observation{Cell: changed}).ackCell("o")
+	_, value := format.EncodeCommit(ack, ack, format.KindPut, 5)
+	raw := bigtable.Row{format.AckFamily: {
+		item(format.AckFamily, "f:q/n", 5, []byte("n")),
+		item(format.AckFamily, "f:q/o", 6, []byte("later")),
+		item(format.AckFamily, "f:q/o", 5, []byte("o")),
+		item(format.AckFamily, "f:q/p", 5, []byte("p")),
+	}}
+	record := item(format.WriteFamily, ack.Column().Key(), 8, value)
+	if v, start, err := committedAck(t.Context(), nil, nil, ack, record, raw); string(v) != "o" || start != 5 || err != nil {
+		t.Errorf("%q of %d, %v", v, start, err)
+	}
+	record.Value = []byte("\xff")
+	if _, _, err := committedAck(t.Context(), nil, nil, ack, record, raw); !errors.Is(err, format.ErrCorrupt) {
+		t.Errorf("a damaged record: %v", err)
+	}
+}
