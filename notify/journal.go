@@ -262,18 +262,7 @@ func (j *journal) wait(ctx context.Context) error {
 func (j *journal) turn(ctx context.Context) error {
 	began := time.Now()
 	j.fleet.count(ctx, j.search)
-	j.mu.Lock()
-	tables := j.journaled
-	j.previous, j.began = j.began, began
-	for cell, o := range j.offered {
-		if !o.taken.IsZero() && j.search.busy != nil && j.search.busy(cell) {
-			j.offered[cell] = offered{o.newest, began} // the worker may finish it before this turn offers what it read
-		} else if !j.recent(o) {
-			delete(j.offered, cell)
-		}
-	}
-	j.share, j.old = j.fleet.share, j.fleet.old
-	j.mu.Unlock()
+	tables := j.starts(began)
 	if len(tables) == 0 {
 		return nil
 	}
@@ -295,8 +284,33 @@ func (j *journal) turn(ctx context.Context) error {
 	}
 	j.scanner.reads.Add(1)
 	sum, nothing, failed := j.read(ctx, tables, first, parts, of)
+	j.ends(time.Since(began), sum, parts, of, nothing, failed != nil || ctx.Err() != nil)
+	release(errors.Join(failed, ctx.Err()))
+	return failed
+}
+
+// starts notes that a turn begins, and returns the tables that it reads. It forgets what workers have
+// handled since it was offered.
+func (j *journal) starts(began time.Time) (tables []string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.previous, j.began = j.began, began
+	for cell, o := range j.offered {
+		if !o.taken.IsZero() && j.search.busy != nil && j.search.busy(cell) {
+			j.offered[cell] = offered{o.newest, began} // the worker may finish it before this turn offers what it read
+		} else if !j.recent(o) {
+			delete(j.offered, cell)
+		}
+	}
+	j.share, j.old = j.fleet.share, j.fleet.old
+	return j.journaled
+}
+
+// ends decides when the next turn is, after one that read so many parts in sum, and found nothing or
+// ended early.
+func (j *journal) ends(took, sum time.Duration, parts, of int, nothing, early bool) {
 	switch {
-	case failed != nil || ctx.Err() != nil: // it ended early
+	case early:
 	case parts == of:
 		j.cost = sum
 	case nothing:
@@ -311,12 +325,10 @@ func (j *journal) turn(ctx context.Context) error {
 	} else {
 		j.interval = min(2*j.interval, j.most)
 	}
-	j.took = time.Since(began)
+	j.took = took
 	if j.rest = 3 * j.took; parts == of && j.cost >= longRead {
 		j.rest = max(j.interval, min(j.cost, 3*j.most)) - j.took
 	}
-	release(errors.Join(failed, ctx.Err()))
-	return failed
 }
 
 // parts returns in how many parts to read the whole journal. A short one costs one request.

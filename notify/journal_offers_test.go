@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -213,6 +214,7 @@ func TestCutTableExactly(t *testing.T) {
 		{[]string{"a", "b", "c"}, 4, "[..a] [a..b] [b..c] [c..]"},
 		{[]string{"a", "b", "c"}, 9, "[..a] [a..b] [b..c] [c..]"},
 		{[]string{"a", "b", "c", "d", "e"}, 3, "[..b] [b..d] [d..]"},
+		{[]string{"a", "b", "c", "d", "e"}, 4, "[..a] [a..c] [c..d] [d..]"},
 		{[]string{"", "b", "b", ""}, 3, "[..b] [b..]"},
 	} {
 		got := ""
@@ -253,4 +255,77 @@ func TestTurnsOfAPiece(t *testing.T) {
 	if at := randomKey("", "\x00\x00\x00\x00\x00\x00\x00\x01"); at != "\x00\x00\x00\x00\x00\x00\x00\x00" {
 		t.Errorf("%q", at)
 	}
+}
+
+// TestTurnsOfAJournal: what the next turn of a journal follows from this one. Its intervals are 1 s to 12 s.
+func TestTurnsOfAJournal(t *testing.T) {
+	const long = 20 * time.Second
+	for name, tt := range map[string]struct {
+		interval, cost, took, sum time.Duration
+		parts, of                 int
+		nothing, early            bool
+		found                     int64
+		waits                     int // notifications
+		want                      *journal
+	}{
+		"idle":                          {time.Second, 0, 10, 5, 1, 1, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 5, rest: 30}},
+		"idle for long":                 {8 * time.Second, 0, 10, 5, 1, 1, true, false, 0, 0, &journal{interval: 12 * time.Second, cost: 5, rest: 30}},
+		"found":                         {8 * time.Second, 9, 10, 5, 1, 1, false, false, 3, 0, &journal{interval: time.Second, cost: 5, rest: 30, busy: true}},
+		"something waits":               {8 * time.Second, 9, 10, 5, 1, 1, true, false, 0, 1, &journal{interval: time.Second, cost: 5, rest: 30, busy: true}},
+		"a failure":                     {time.Second, 9, 10, 5, 1, 1, true, true, 0, 0, &journal{interval: 2 * time.Second, cost: 9, rest: 30}},
+		"a part without any":            {time.Second, 9, 10, 5, 1, 3, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 15, rest: 30}},
+		"a shorter part without any":    {time.Second, 30, 10, 5, 1, 3, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 30, rest: 30}},
+		"a part with some":              {time.Second, 9, 10, 5, 1, 3, false, false, 0, 0, &journal{interval: 2 * time.Second, cost: 9, rest: 30}},
+		"the whole, which is long":      {time.Second, 0, 5 * time.Second, long, 4, 4, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: long, rest: 15 * time.Second}},
+		"the whole, which is just long": {12 * time.Second, 0, time.Second, longRead, 1, 1, true, false, 0, 0, &journal{interval: 12 * time.Second, cost: longRead, rest: 11 * time.Second}},
+		"the whole, which is not long":  {12 * time.Second, 0, time.Second, longRead - 1, 1, 1, true, false, 0, 0, &journal{interval: 12 * time.Second, cost: longRead - 1, rest: 3 * time.Second}},
+		"the whole, which is very long": {time.Second, 0, time.Second, time.Hour, 4, 4, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: time.Hour, rest: 35 * time.Second}},
+		"a part of a long one":          {time.Second, long, time.Second, time.Second, 1, 4, false, false, 0, 0, &journal{interval: 2 * time.Second, cost: long, rest: 3 * time.Second}},
+	} {
+		j := newJournal(&Scanner{}, Search{}, time.Second, time.Minute, 1, 1)
+		j.interval, j.cost = tt.interval, tt.cost
+		j.found.Store(tt.found)
+		ch := make(chan changes.Notification, 2)
+		j.offers[target{table: "a"}], j.offers[target{table: "b"}] = make(chan changes.Notification), ch
+		for range tt.waits {
+			ch <- changes.Notification{}
+		}
+		j.ends(tt.took, tt.sum, tt.parts, tt.of, tt.nothing, tt.early)
+		if j.interval != tt.want.interval || j.cost != tt.want.cost || j.rest != tt.want.rest || j.busy != tt.want.busy || j.took != tt.took || j.found.Load() != 0 {
+			t.Errorf("%s: interval %v, cost %v, rest %v, busy %t; want %v, %v, %v, %t", name, j.interval, j.cost, j.rest, j.busy, tt.want.interval, tt.want.cost, tt.want.rest, tt.want.busy)
+		}
+	}
+}
+
+// TestForgottenOffers: at its begin a turn forgets what was taken before the last one, unless the worker is busy with
+// it, and keeps what waits.
+func TestForgottenOffers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		j := newJournal(&Scanner{}, Search{}, time.Second, time.Minute, 1, 1)
+		j.journaled, j.fleet, j.began = []string{"t"}, fleet{share: 3, old: true}, now.Add(-time.Minute)
+		cell := func(row string) txn.Cell { return notificationOf(row).Cell }
+		was := map[txn.Cell]offered{
+			cell("waits"): {1, time.Time{}}, cell("waits, busy"): {2, time.Time{}}, cell("taken"): {3, now.Add(-2 * time.Minute)},
+			cell("taken, busy"): {4, now.Add(-2 * time.Minute)}, cell("taken lately"): {5, now.Add(-time.Minute)},
+		}
+		for c, o := range was {
+			j.offered[c] = o
+		}
+		j.search.busy = func(c txn.Cell) bool { return c == cell("waits, busy") || c == cell("taken, busy") }
+		tables := j.starts(now)
+		delete(was, cell("taken"))
+		was[cell("taken, busy")] = offered{4, now}
+		if !maps.Equal(j.offered, was) || !slices.Equal(tables, []string{"t"}) || j.previous != now.Add(-time.Minute) || j.began != now || j.share != 3 || !j.old {
+			t.Errorf("%v of %v, after %v: %+v", tables, j.share, j.previous, j.offered)
+		}
+		j.search.busy = nil
+		j.starts(now)
+		j.starts(now.Add(time.Hour))
+		<-time.After(time.Minute)
+		j.starts(now.Add(2 * time.Hour))
+		if len(j.offered) != 2 {
+			t.Errorf("later: %+v", j.offered)
+		}
+	})
 }

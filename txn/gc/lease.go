@@ -21,7 +21,7 @@ const leaseName = "gc"
 // A lease says which collector leads a run. It is advisory: two collectors that lead do the same
 // work twice, and no harm (docs/gc.md).
 type lease struct {
-	locks   *tso.RowLocks
+	locks   tso.Locks
 	owner   string
 	cancel  context.CancelFunc
 	lost    atomic.Pointer[BusyError] // names the collector that took it
