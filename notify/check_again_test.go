@@ -1,12 +1,15 @@
 package notify_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -59,6 +62,80 @@ func TestSoonestObserver(t *testing.T) {
 				if want := map[time.Duration]int{0: 0, time.Minute: 3, time.Hour: 1}[d]; n[id] != want {
 					t.Errorf("observers that snooze for %v and %v: %s ran %d times, want %d", tt.a, tt.b, id, n[id], want)
 				}
+			}
+		})
+	}
+}
+
+// TestPausesBetweenConflicts: runs that conflict follow each other after pauses that double, from 2 ms on.
+func TestPausesBetweenConflicts(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		var all events
+		w := newWorker(t, env.Client, notify.Config{Finder: newGivenFinder(), OnEvent: all.add, ConflictAttempts: 5, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}})
+		handle(t, w, "o", input, func(_ context.Context, tx *txn.Txn, cell txn.Cell) error {
+			return &txn.ConflictError{Cell: cell, StartTS: tx.StartTS()}
+		})
+		start(t, w)
+		pass(time.Second)
+		put(t, env.Client, input, "row", "v")
+		pass(time.Minute)
+		conflicts, at := all.of(notify.Conflicted)
+		if len(conflicts) != 5 {
+			t.Fatalf("%d conflicts, want 5", len(conflicts))
+		}
+		for n := 1; n < len(at); n++ {
+			if gap, most := at[n].Sub(at[n-1]), time.Millisecond<<n; gap < most/2 || gap > most {
+				t.Errorf("run %d began %v after the last one, want %v to %v", n, gap, most/2, most)
+			}
+		}
+	})
+}
+
+// TestSweepOfADeletedTable: the next sweep of a table that was deleted begins a day later. Nothing says that the
+// table is complete.
+func TestSweepOfADeletedTable(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		if err := admin.InitTable(t.Context(), env.Admin, env.Bigtable, "", admin.TableSpec{Name: "docs", Families: []string{"d"}}); err != nil {
+			t.Fatal(err)
+		}
+		c := env.NewClient(txn.Config{TokenTTL: time.Minute})
+		register(t, c, input, "o", false)
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
+		handle(t, w, "o", input, observeEffect)
+		start(t, w)
+		pass(10 * time.Minute)
+		sweepSoon(t, c, "docs")
+		if err := env.Admin.DeleteTable(t.Context(), "docs"); err != nil {
+			t.Fatal(err)
+		}
+		pass(10 * time.Minute)
+		now, err := c.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := changes.SweepPositions(t.Context(), c, nil, "docs")
+		if err != nil || len(all) != 1 || all[0].Complete || time.Duration(all[0].DueTS-now)*time.Microsecond < 23*time.Hour {
+			t.Errorf("%+v at %d, %v", all, now, err)
+		}
+	}, txntest.WithoutCheck(), txntest.WithoutJournal())
+}
+
+// TestQuietWorker: a worker that finds nothing, and then stops, logs no warning.
+func TestQuietWorker(t *testing.T) {
+	for _, scans := range []bool{true, false} {
+		virtual(t, func(t *testing.T, env *txntest.Env) {
+			var finder notify.Finder = &notify.Scanner{}
+			if !scans {
+				finder = newGivenFinder()
+			}
+			var logged bytes.Buffer
+			w := newWorker(t, env.Client, notify.Config{Finder: finder, Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+			handle(t, w, "o", input, observeEffect)
+			stop := start(t, w)
+			put(t, env.Client, input, "row", "v")
+			pass(5 * time.Minute)
+			if err := stop(); err != nil || logged.Len() > 0 {
+				t.Errorf("%v, logged: %s", err, &logged)
 			}
 		})
 	}

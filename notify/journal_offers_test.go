@@ -270,7 +270,7 @@ func TestTurnsOfAJournal(t *testing.T) {
 	}{
 		"idle":                          {time.Second, 0, 10, 5, 1, 1, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 5, rest: 30}},
 		"idle for long":                 {8 * time.Second, 0, 10, 5, 1, 1, true, false, 0, 0, &journal{interval: 12 * time.Second, cost: 5, rest: 30}},
-		"found":                         {8 * time.Second, 9, 10, 5, 1, 1, false, false, 3, 0, &journal{interval: time.Second, cost: 5, rest: 30, busy: true}},
+		"found":                         {8 * time.Second, 9, 10, 5, 1, 1, false, false, 1, 0, &journal{interval: time.Second, cost: 5, rest: 30, busy: true}},
 		"something waits":               {8 * time.Second, 9, 10, 5, 1, 1, true, false, 0, 1, &journal{interval: time.Second, cost: 5, rest: 30, busy: true}},
 		"a failure":                     {time.Second, 9, 10, 5, 1, 1, true, true, 0, 0, &journal{interval: 2 * time.Second, cost: 9, rest: 30}},
 		"a part without any":            {time.Second, 9, 10, 5, 1, 3, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 15, rest: 30}},
@@ -328,4 +328,47 @@ func TestForgottenOffers(t *testing.T) {
 			t.Errorf("later: %+v", j.offered)
 		}
 	})
+}
+
+// TestTurnsOfASweep: a turn reads the worker's share of the pieces, rounded up, and the interval grows while turns find
+// nothing.
+func TestTurnsOfASweep(t *testing.T) {
+	for _, tt := range []struct{ all, todo, share, want int }{{10, 10, 1, 10}, {10, 10, 3, 4}, {9, 9, 3, 3}, {10, 2, 3, 2}, {10, 0, 3, 0}, {1, 1, 9, 1}} {
+		s := &sweeper{all: tt.all, todo: make([]piece, tt.todo), fleet: fleet{share: tt.share}}
+		if got := s.due(); got != tt.want {
+			t.Errorf("%+v: %d pieces", tt, got)
+		}
+	}
+	for _, tt := range []struct {
+		pieces         int
+		found          bool
+		interval, took time.Duration
+		want           *sweeper
+	}{
+		{2, false, time.Second, time.Minute, &sweeper{part: 0.5, interval: 2 * time.Second, took: maxTurn}},
+		{0, false, 40 * time.Second, time.Second, &sweeper{part: 0.25, interval: time.Minute, took: time.Second}},
+		{4, true, 40 * time.Second, time.Second, &sweeper{part: 1, interval: time.Second}},
+	} {
+		s := &sweeper{all: 4, least: time.Second, most: time.Minute, interval: tt.interval, took: time.Hour}
+		s.read(tt.pieces, tt.found, tt.took)
+		if s.part != tt.want.part || s.interval != tt.want.interval || s.took != tt.want.took {
+			t.Errorf("%d pieces, found: %t: part %v, interval %v, took %v", tt.pieces, tt.found, s.part, s.interval, s.took)
+		}
+	}
+}
+
+// TestTargets: a pattern contains the columns with its prefix, in its own table.
+func TestTargets(t *testing.T) {
+	of := func(table, family, qualifier string) target {
+		return target{table, txn.Column{Family: family, Qualifier: qualifier}}
+	}
+	pattern := target{"t", format.Pattern("f", "p")}
+	for to, want := range map[target]bool{of("t", "f", "px"): true, of("t", "f", "q"): false, of("t", "g", "px"): false, of("u", "f", "px"): false, pattern: true} {
+		if pattern.contains(to) != want {
+			t.Errorf("%s contains %s: %t", pattern, to, !want)
+		}
+	}
+	if c := of("t", "f", "q"); !c.contains(c) || c.contains(of("u", "f", "q")) || c.contains(of("t", "f", "qq")) {
+		t.Error("a column contains another one than itself")
+	}
 }

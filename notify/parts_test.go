@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // TestFleet: a fleet are the living workers with a common observer. After a client of an old release, it
@@ -233,4 +235,77 @@ func TestAdvisoryLocks(t *testing.T) {
 			t.Errorf("asked %q, want %q", locks.asked, want)
 		}
 	})
+}
+
+// TestLanesOfAWorker: each column and each pattern has a lane with the observers of all patterns that it is in, in order
+// of their ids, and the longest patterns come first.
+func TestLanesOfAWorker(t *testing.T) {
+	w := &Worker{cfg: Config{Concurrency: 3, Queue: 5}, handlers: map[target][]*handler{}, cleaner: newCleaner(nil, nil, nil)}
+	column := target{"t", txn.Column{Family: "f", Qualifier: "q"}}
+	short, long := target{"t", format.Pattern("f", "")}, target{"t", format.Pattern("f", "q")}
+	other := target{"u", txn.Column{Family: "f", Qualifier: "q"}}
+	for id, to := range map[string]target{"d": column, "a": column, "c": short, "b": long, "e": other} {
+		w.handlers[to] = append(w.handlers[to], &handler{id: id, target: to, concurrency: 2})
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	in := w.start(ended, t.Context())
+	w.lanes.Wait()
+	w.cleaner.stop()
+	got := map[target]string{}
+	for to, l := range in.lanes {
+		for _, h := range l.handlers {
+			got[to] += h.id
+		}
+		if l.width != 2 || cap(l.queue) != 5 || cap(l.found) != 2 {
+			t.Errorf("%s: %d at a time, room for %d and %d", to, l.width, cap(l.queue), cap(l.found))
+		}
+	}
+	if d := cmp.Diff(map[target]string{column: "abcd", short: "c", long: "bc", other: "e"}, got, cmp.AllowUnexported(target{})); d != "" {
+		t.Errorf("lanes (-want +got):\n%s", d)
+	}
+	if !slices.Equal(in.patterns, []target{long, short}) {
+		t.Errorf("patterns %v", in.patterns)
+	}
+	for cell, want := range map[txn.Cell]target{
+		{Table: "t", Family: "f", Qualifier: "q"}: column, {Table: "t", Family: "f", Qualifier: "qq"}: long, {Table: "t", Family: "f", Qualifier: "x"}: short,
+		{Table: "u", Family: "f", Qualifier: "q"}: other, {Table: "u", Family: "f", Qualifier: "x"}: {table: "u"},
+	} {
+		if to := in.target(cell); to != want || (in.lane(cell) == nil) != (want.column == txn.Column{}) || in.busy(cell) {
+			t.Errorf("%s: %s", cell, to)
+		}
+	}
+	if cap(w.shared) != 3 || !slices.Equal(w.ids(), []string{"c", "b", "a", "d", "e"}) || !slices.Equal(w.tables(), []string{"t", "u"}) || w.underWay() != 0 {
+		t.Errorf("%d shared slots, observers %v of %v", cap(w.shared), w.ids(), w.tables())
+	}
+}
+
+// TestShardsOfACounter: the number of shards is in its documented bounds.
+func TestShardsOfACounter(t *testing.T) {
+	for shards, want := range map[int]int{0: 16, 1: 1, 4096: 4096, 4097: 0, -1: 0} {
+		got, err := Counter{Table: "t", Shards: shards}.shards()
+		if got != want || (err == nil) != (want > 0) || err != nil && !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("%d: %d, %v", shards, got, err)
+		}
+	}
+	for shard, want := range map[int]string{0: "k#shard-0000", 7: "k#shard-0007", 4095: "k#shard-4095"} {
+		if got := shardRow("k", shard); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestUnknownFleet: a worker that cannot read how many there are takes itself for the only one, and asks again.
+func TestUnknownFleet(t *testing.T) {
+	env := txntest.New(t)
+	c := env.NewClient(txn.Config{TokenTTL: -1})
+	if err := c.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for was, want := range map[int]int{0: 1, 3: 3} {
+		f := fleet{share: was}
+		if f.count(t.Context(), Search{Client: c, Logger: slog.New(slog.DiscardHandler)}); f != (fleet{share: want}) {
+			t.Errorf("%+v", f)
+		}
+	}
 }

@@ -215,7 +215,7 @@ func (s *sweeper) turn(ctx context.Context) error {
 		}
 		s.todo, s.all = all, max(len(all), 1)
 	}
-	n := min((s.all+s.fleet.share-1)/s.fleet.share, len(s.todo))
+	n := s.due()
 	todo, later := &pieces{todo: slices.Clone(s.todo[:n])}, s.todo[n:]
 	var found atomic.Int64
 	var g errgroup.Group // an error does not end the scans of other pieces
@@ -237,14 +237,24 @@ func (s *sweeper) turn(ctx context.Context) error {
 		})
 	}
 	err := g.Wait()
-	s.part = float64(max(n-len(todo.todo), 1)) / float64(s.all)
 	s.todo = append(todo.todo, later...)
-	if found.Load() > 0 {
+	s.read(n-len(todo.todo), found.Load() > 0, time.Since(began))
+	return err
+}
+
+// read decides when the next turn is, after one that read so many pieces.
+func (s *sweeper) read(pieces int, found bool, took time.Duration) {
+	s.part = float64(max(pieces, 1)) / float64(s.all)
+	if found {
 		s.interval, s.took = s.least, 0
 	} else {
-		s.interval, s.took = min(s.interval*2, s.most), min(time.Since(began), maxTurn)
+		s.interval, s.took = min(s.interval*2, s.most), min(took, maxTurn)
 	}
-	return err
+}
+
+// due is how many pieces a turn reads: the worker's share of the sweep, or what is left of it.
+func (s *sweeper) due() int {
+	return min((s.all+s.fleet.share-1)/s.fleet.share, len(s.todo))
 }
 
 // scan reads a piece from a random row to its end, and then from its beginning to that

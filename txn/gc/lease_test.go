@@ -81,7 +81,7 @@ func TestLease(t *testing.T) {
 			stop()
 			l.release(over)
 			if ctx.Err() == nil {
-				t.Error("released, and its context goes on")
+				t.Error("released, and its context has not ended")
 			}
 			<-time.After(ttl)
 			acquire := fmt.Sprintf("acquire gc me %v for %v", ttl, ttl/3)
