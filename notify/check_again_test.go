@@ -140,3 +140,27 @@ func TestQuietWorker(t *testing.T) {
 		})
 	}
 }
+
+// TestBackfillOfOneColumn: a backfill notifies the cells of its column, and not those of columns whose names begin
+// like it. A worker counts what it removes.
+func TestBackfillOfOneColumn(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		longer := columnOf("docs", "d", input.Qualifier+"2")
+		for row, col := range map[string]column{"a": input, "b": longer, "c": input} {
+			put(t, env.Client, col, row, "v")
+		}
+		w := newWorker(t, env.Client, notify.Config{})
+		handle(t, w, "o", input, observeEffect)
+		handle(t, w, "p", longer, observeEffect)
+		start(t, w)
+		pass(time.Second)
+		n, err := notify.Backfill(t.Context(), env.Client, "docs", input.Column, nil, nil)
+		if err != nil || n != 2 {
+			t.Errorf("%d cells, %v; want 2", n, err)
+		}
+		pass(5 * time.Minute)
+		if s := w.Stats(); s.Committed != 2 || s.Cleared != 2 {
+			t.Errorf("%+v, want 2 runs, and 2 cells removed", s)
+		}
+	})
+}

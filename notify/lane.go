@@ -113,12 +113,12 @@ func (l *lane) allWaiting(n changes.Notification, now tso.Timestamp) (waiting bo
 	}
 	newest := n.Triggers[len(n.Triggers)-1].TS
 	for _, h := range l.handlers {
-		f, failed := n.Failures[h.id]
+		f := n.Failures[h.id]
 		known := f.LastTS
 		if h.weak {
 			known = f.ChangeTS // a newer one may arrive late, below the start of the run
 		}
-		if !failed || newest > known || f.NotBefore <= now {
+		if newest > known || f.NotBefore <= now {
 			return false
 		}
 		waiting = waiting || f.NotBefore != never

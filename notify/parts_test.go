@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -308,4 +311,76 @@ func TestUnknownFleet(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
+}
+
+// TestOfferDuringACheck: a cell that is offered while it is checked is checked again, once, and then the lane has
+// forgotten it.
+func TestOfferDuringACheck(t *testing.T) {
+	var later timers
+	l := newLane(nil, 1, 4, &later)
+	cell, checks, met := txn.Cell{Row: "r"}, 0, 0
+	l.check = func(ctx, _ context.Context, _ *lane, task task) time.Duration {
+		if checks++; checks == 1 {
+			for range 3 {
+				if !l.offer(ctx, task, false) || len(l.queue) > 0 {
+					t.Errorf("the offer was refused, or queued: %d", len(l.queue))
+				}
+			}
+		} else if task.contended != nil {
+			t.Error("the second check is not for the finder that found the cell")
+		}
+		return 0
+	}
+	l.process(t.Context(), t.Context(), task{cell, func() { met++ }})
+	if checks != 2 || met != 0 || l.busy(cell) || len(l.cells) != 0 {
+		t.Errorf("%d checks, busy: %t", checks, l.busy(cell))
+	}
+}
+
+// TestMissingTables: a table is missing if it does not exist, or is not transactional. The worker says so once.
+func TestMissingTables(t *testing.T) {
+	var logged bytes.Buffer
+	var missing sync.Map
+	s := Search{Logger: slog.New(slog.NewTextHandler(&logged, nil))}
+	for _, tt := range []struct {
+		err   error
+		want  bool
+		lines int
+	}{
+		{nil, false, 0}, {status.Error(codes.Unavailable, "x"), false, 0}, {status.Error(codes.NotFound, "x"), true, 1},
+		{fmt.Errorf("x: %w", txn.ErrNotInitialized), true, 1}, {status.Error(codes.NotFound, "x"), true, 1},
+	} {
+		if got := isMissing(t.Context(), s, &missing, "t", tt.err); got != tt.want || bytes.Count(logged.Bytes(), []byte("\n")) != tt.lines {
+			t.Errorf("%v: %t, logged %s", tt.err, got, &logged)
+		}
+	}
+}
+
+// TestPausesOfWait: they double, from the shortest to the longest, after each check that found something.
+func TestPausesOfWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct{ least, most, last time.Duration }{{time.Second, 5 * time.Second, 5 * time.Second}, {3 * time.Second, time.Second, 3 * time.Second}} {
+			said := 0
+			w := &waiter{cfg: WaitConfig{Backoff: txn.Backoff{Min: tt.least, Max: tt.most}, Progress: func(u changes.Unfinished) {
+				if said++; !u.Ran {
+					t.Errorf("said %+v", u)
+				}
+			}}, next: tt.least}
+			for n, d := 1, tt.least; n < 6; n++ {
+				began := time.Now()
+				if err := w.pause(t.Context(), changes.Unfinished{Ran: true}); err != nil || said != n {
+					t.Errorf("%v, said %d times", err, said)
+				}
+				if took := time.Since(began); took < d/2 || took > d {
+					t.Errorf("pause %d took %v, want %v to %v", n, took, d/2, d)
+				}
+				d = min(2*d, tt.last)
+			}
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := (&waiter{next: time.Second}).pause(ended, changes.Unfinished{Ran: true}); !errors.Is(err, context.Canceled) {
+			t.Errorf("its context has ended: %v", err)
+		}
+	})
 }
