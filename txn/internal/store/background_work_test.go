@@ -356,10 +356,28 @@ func TestBackgroundCloses(t *testing.T) {
 	}
 }
 
+// logged is a log in memory.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // TestBackgroundPauses: a fresh row goes at once, and one that failed after a pause. Rows that are given
 // up are logged, and the others stay.
 func TestBackgroundPauses(t *testing.T) {
-	var log strings.Builder
+	var log logged
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	background(t, Config{Backoff: Backoff{time.Second, time.Second}, BackgroundTimeout: 1500 * time.Millisecond, Logger: logger}, func(t *testing.T, l *lateTable, s *Store, table *Table) {
 		s.Background.Add(table, mutations(10, "abc"))
@@ -371,7 +389,7 @@ func TestBackgroundPauses(t *testing.T) {
 		l.waiting = nil
 		l.mu.Unlock()
 		first <- func([]string) ([]error, error) { return []error{denied, lost, lost}, nil }
-		if got := l.requests(); got != "" || log.Len() != 0 {
+		if got := l.requests(); got != "" || log.String() != "" {
 			t.Errorf("without a pause: %q; log %s", got, log.String())
 		}
 		<-time.After(time.Second)
