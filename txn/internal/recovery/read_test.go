@@ -75,22 +75,24 @@ func TestReadsOfARow(t *testing.T) {
 		schema func(*recordpb.TableSchema)
 		make   func(w *world)
 	}{
-		"absent":                  {none, func(*world) {}},
-		"put":                     {none, func(w *world) { w.put("q", 100, 150) }},
-		"put twice":               {none, func(w *world) { w.put("q", 100, 150); w.put("q", 1150, 1250) }},
-		"put at the read":         {none, func(w *world) { w.put("q", 100, 1200) }},
-		"deleted":                 {none, func(w *world) { w.put("q", 100, 150); w.record("q", format.KindDelete, 200, 250) }},
-		"plain":                   {none, func(w *world) { w.plain("q", 1000); w.plain("q", 2000) }},
-		"put over plain":          {none, func(w *world) { w.plain("q", 1000); w.put("q", 100, 150) }},
-		"put without data":        {none, func(w *world) { w.record("q", format.KindPut, 100, 150) }},
-		"columns":                 {none, func(w *world) { w.put("b", 100, 150); w.plain("a", 1000); w.put("c", 100, 150) }},
-		"damaged":                 {none, func(w *world) { w.set("a", "r", format.WriteFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
-		"damaged lock":            {none, func(w *world) { w.set("a", "r", format.LockFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
-		"beyond the oracle":       {none, func(w *world) { w.put("q", 100, tso.Timestamp(2*time.Hour/time.Microsecond)) }},
-		"locked":                  {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, false) }},
-		"passable":                {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
-		"passable over plain":     {none, func(w *world) { w.plain("q", 1000); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
-		"passable, nothing below": {none, func(w *world) { w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"absent":                   {none, func(*world) {}},
+		"put":                      {none, func(w *world) { w.put("q", 100, 150) }},
+		"put twice":                {none, func(w *world) { w.put("q", 100, 150); w.put("q", 1150, 1250) }},
+		"put at the read":          {none, func(w *world) { w.put("q", 100, 1200) }},
+		"deleted":                  {none, func(w *world) { w.put("q", 100, 150); w.record("q", format.KindDelete, 200, 250) }},
+		"plain at 0":               {none, func(w *world) { w.plain("q", 0) }},
+		"passable over plain at 0": {none, func(w *world) { w.plain("q", 0); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"plain":                    {none, func(w *world) { w.plain("q", 1000); w.plain("q", 2000) }},
+		"put over plain":           {none, func(w *world) { w.plain("q", 1000); w.put("q", 100, 150) }},
+		"put without data":         {none, func(w *world) { w.record("q", format.KindPut, 100, 150) }},
+		"columns":                  {none, func(w *world) { w.put("b", 100, 150); w.plain("a", 1000); w.put("c", 100, 150) }},
+		"damaged":                  {none, func(w *world) { w.set("a", "r", format.WriteFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
+		"damaged lock":             {none, func(w *world) { w.set("a", "r", format.LockFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
+		"beyond the oracle":        {none, func(w *world) { w.put("q", 100, tso.Timestamp(2*time.Hour/time.Microsecond)) }},
+		"locked":                   {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, false) }},
+		"passable":                 {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"passable over plain":      {none, func(w *world) { w.plain("q", 1000); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
+		"passable, nothing below":  {none, func(w *world) { w.prewrite("q", "q", 200, long, format.KindPut, true) }},
 		"passable over a put without data": {none, func(w *world) {
 			w.record("q", format.KindPut, 100, 150)
 			w.prewrite("q", "q", 200, long, format.KindPut, true)
@@ -313,9 +315,15 @@ func TestLatestExpires(t *testing.T) {
 		w.set("a", "r", "f", "p", bigtable.Timestamp(1000), nil)
 		w.put("q", 1, 2)
 		w.put("r", 1, tso.Timestamp(time.Minute.Microseconds()))
+		w.put("s", 1, 5)
+		w.requests = nil
+		row, err := ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "s"}}})
+		if shown(row) != "[f:s@5=v1]" || err != nil || len(w.requests) != 1 || w.r.Clock.Newest() != base+5 {
+			t.Errorf("%s, %v, after %v; newest %d", shown(row), err, w.requests, w.r.Clock.Newest()-base)
+		}
 		<-time.After(1100 * time.Microsecond)
 		w.requests = nil
-		row, err := ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "p"}, {Family: "f", Qualifier: "q"}}})
+		row, err = ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "p"}, {Family: "f", Qualifier: "q"}}})
 		if shown(row) != "[]" || err != nil || !slices.Equal(w.requests, []string{"read r", "oracle", "read r"}) || w.r.Clock.Newest() != base+1100 {
 			t.Errorf("%s, %v, after %v; newest %d", shown(row), err, w.requests, w.r.Clock.Newest()-base)
 		}
