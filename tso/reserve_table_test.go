@@ -195,3 +195,23 @@ func requests(sent map[string]int) string {
 	}
 	return strings.Join(all, " ")
 }
+
+// TestMaxStep: the longest step of the clock that needs no comparison is the one of the configuration, or a
+// minute.
+func TestMaxStep(t *testing.T) {
+	for configured, want := range map[time.Duration]time.Duration{0: time.Minute, -1: time.Minute, time.Second: time.Second} {
+		for _, more := range []time.Duration{0, time.Microsecond} {
+			tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+				e.PutInt(int64(tso.FromTime(time.Now().Add(-want - more))))
+				if _, err := e.Direct(tso.DirectConfig{MaxStep: configured}).Timestamp(t.Context()); err != nil {
+					t.Error(err)
+				}
+				rpcs := "ReadRows:1 CheckAndMutateRow:1"
+				if more > 0 {
+					rpcs = "ReadRows:2 MutateRow:1 CheckAndMutateRow:1"
+				}
+				e.Expect(rpcs)
+			})
+		}
+	}
+}

@@ -44,7 +44,7 @@ func (l *termLocks) forget() {
 func (l *termLocks) holder(name string) (locktable.Holder, error) {
 	locks, since := l.current()
 	by, err := locks.Holder(name)
-	if err != nil || by.Owner != "" || since.IsZero() {
+	if err != nil || by.Owner != "" {
 		return by, err
 	}
 	if age := time.Since(since); age < lockGrace {
