@@ -161,3 +161,55 @@ func TestChangesOfRow(t *testing.T) {
 		})
 	}
 }
+
+// TestDirectLagExactly: the lag is the least one of three changes of the row after the first read, and a row
+// that does not change for 300 ms is not busy.
+func TestDirectLagExactly(t *testing.T) {
+	const ms = time.Millisecond
+	for _, tt := range []struct {
+		name  string
+		lags  []time.Duration // at each read; then the row does not change
+		lag   time.Duration
+		busy  bool
+		reads int
+		took  time.Duration
+	}{
+		{"idle", []time.Duration{ms}, 0, false, 14, 325 * ms},
+		{"busy", []time.Duration{ms, 50 * ms, 30 * ms, 40 * ms, 2 * ms}, 30 * ms, true, 4, 100 * ms},
+		{"ahead", []time.Duration{ms, -50 * ms, 30 * ms, 40 * ms}, 0, true, 4, 100 * ms},
+		{"two changes", []time.Duration{ms, 50 * ms, 30 * ms}, 0, false, 16, 375 * ms},
+	} {
+		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+			e.PutInt(int64(tsotest.Now()))
+			table := e.Table("percolator")
+			reads, inside := 0, false
+			e.On(func(_ context.Context, _ string, call func() (any, error)) (any, error) {
+				if inside {
+					return call()
+				}
+				if reads++; reads <= len(tt.lags) {
+					inside = true
+					e.PutInt(int64(tso.FromTime(time.Now().Add(-tt.lags[reads-1]))))
+					inside = false
+				}
+				return call()
+			})
+			began := time.Now()
+			lag, busy, err := tso.DirectLag(t.Context(), table, tso.RowConfig{})
+			e.On(nil)
+			if took := time.Since(began); lag != tt.lag || busy != tt.busy || err != nil || reads != tt.reads || took != tt.took {
+				t.Errorf("%s: %v, %t, %v after %d reads and %v", tt.name, lag, busy, err, reads, took)
+			}
+		})
+	}
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		table := e.Table("percolator")
+		e.On(func(context.Context, string, func() (any, error)) (any, error) {
+			return nil, status.Error(codes.PermissionDenied, "injected")
+		})
+		if lag, busy, err := tso.DirectLag(t.Context(), table, tso.RowConfig{}); lag != 0 || busy || status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%v, %t, %v", lag, busy, err)
+		}
+		e.On(nil)
+	})
+}
