@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"cloud.google.com/go/bigtable"
 
@@ -209,6 +210,71 @@ func TestChooseBatch(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A batch is cancelled when its last caller has left, or when the others have their rows. It is not sent if
+// all callers leave before. A caller that leaves twice, or is answered after it has left, counts once.
+func TestReadBatchIsCancelled(t *testing.T) {
+	cancelled := 0
+	fresh := func(n int) (*readBatcher, *readBatch) {
+		batch := &readBatch{waiting: n}
+		for range n {
+			batch.members = append(batch.members, &waitingRead{batch: batch, done: make(chan struct{})})
+		}
+		cancelled = 0
+		return &readBatcher{running: 1}, batch
+	}
+	check := func(what string, batch *readBatch, waiting, cancels int) {
+		t.Helper()
+		if batch.waiting != waiting || cancelled != cancels {
+			t.Errorf("%s: %d wait, and it was cancelled %d times; want %d and %d", what, batch.waiting, cancelled, waiting, cancels)
+		}
+	}
+	b, batch := fresh(1)
+	if !b.leave(batch.members[0]) {
+		t.Error("the only caller is not the first one")
+	}
+	check("the only caller leaves before the start", batch, 0, 0)
+
+	b, batch = fresh(3)
+	batch.cancel = func() { cancelled++ }
+	for range 2 {
+		if b.leave(batch.members[1]) {
+			t.Error("the second caller is the first one")
+		}
+	}
+	check("one leaves twice", batch, 2, 0)
+	b.answer(batch, batch.members[1:2], false)
+	check("and is answered", batch, 2, 0)
+	b.answer(batch, batch.members[:1], false)
+	check("another is answered", batch, 1, 0)
+	b.leave(batch.members[2])
+	check("the last one leaves", batch, 0, 1)
+
+	for _, last := range []bool{false, true} {
+		b, batch = fresh(2)
+		batch.cancel = func() { cancelled++ }
+		b.leave(batch.members[1])
+		b.answer(batch, batch.members[:1], last)
+		check(fmt.Sprint("answered, and no row is missing: ", last), batch, 0, map[bool]int{false: 1}[last])
+		<-batch.members[0].done
+	}
+
+	b = &readBatcher{}
+	one, other := &waitingRead{}, &waitingRead{}
+	b.waiting = []*waitingRead{one, other}
+	if b.leave(one) || len(b.waiting) != 1 || b.waiting[0] != other {
+		t.Errorf("of two reads without a batch, %d are left", len(b.waiting))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b, batch := fresh(1) // without a table: a request would crash
+		b.leave(batch.members[0])
+		b.start(t.Context(), batch)
+		synctest.Wait()
+		if b.running != 0 {
+			t.Errorf("%d requests are under way", b.running)
+		}
+	})
 }
 
 // Callers of one row own what they get.
