@@ -60,6 +60,16 @@ func TestPrewritesThatCannotSucceed(t *testing.T) {
 	}
 }
 
+// prewritesOf counts the prewrites of a row.
+func prewritesOf(faults *txntest.Faults, row string) (n int) {
+	for _, c := range faults.Calls() {
+		if c.Step == txntest.StepPrewrite && c.Row == row {
+			n++
+		}
+	}
+	return n
+}
+
 // After a prewrite has failed, the commit sends none for other rows.
 func TestPrewritesStopAtAConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -100,7 +110,7 @@ func TestPrewritesOfPartsStopAtAConflict(t *testing.T) {
 		if o := <-done; !errors.Is(o.err, txn.ErrConflict) {
 			t.Errorf("commit: %v", o.err)
 		}
-		if n := sent.Load(); n != 2 {
+		if n := prewritesOf(faults, "wide"); n != 2 {
 			t.Errorf("%d prewrites of the wide row, want two", n)
 		}
 		wantNoLocks(t, env.Client)
@@ -144,13 +154,7 @@ func TestPrewriteFindsSomeOfItsLocks(t *testing.T) {
 			case !errors.As(o.err, &conflict) || conflict.Reason != format.ConflictRolledBack || conflict.Cell.Row != "p":
 				t.Errorf("%d locks are left: %v, want that it was rolled back", left, o.err)
 			}
-			n := 0
-			for _, c := range faults.Calls() {
-				if c.Step == txntest.StepPrewrite && c.Row == "row" {
-					n++
-				}
-			}
-			if want := map[bool]int{true: 2, false: 1}[left == 0]; n != want {
+			if n, want := prewritesOf(faults, "row"), map[bool]int{true: 2, false: 1}[left == 0]; n != want {
 				t.Errorf("%d locks are left: %d prewrites, want %d", left, n, want)
 			}
 			synctest.Wait()
