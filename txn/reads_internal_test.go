@@ -212,7 +212,7 @@ func TestChooseBatch(t *testing.T) {
 	}
 }
 
-// A batch is cancelled when its last caller has left, or when the others have their rows. It is not sent if
+// A batch is cancelled when its last caller has left, or when only callers with answers remain. It is not sent if
 // all callers leave before. A caller that leaves twice, or is answered after it has left, counts once.
 func TestReadBatchIsCancelled(t *testing.T) {
 	cancelled := 0
