@@ -226,3 +226,13 @@ func TestFilterOfRules(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
+
+// TestCountsAreAdded: each count of a page counts in the sum.
+func TestCountsAreAdded(t *testing.T) {
+	one := Counts{Rows: 1, RowsChanged: 2, RowsSkipped: 3, Versions: 4, Deletes: 5, Marks: 6, Data: 7, Plain: 8, Cells: 9, Bytes: 10}
+	sum := one
+	sum.add(one)
+	if want := (Counts{Rows: 2, RowsChanged: 4, RowsSkipped: 6, Versions: 8, Deletes: 10, Marks: 12, Data: 14, Plain: 16, Cells: 18, Bytes: 20}); sum != want {
+		t.Errorf("%+v, want %+v", sum, want)
+	}
+}

@@ -74,7 +74,7 @@ func TestGarbageOfAColumn(t *testing.T) {
 			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}
-			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks {
+			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks || (n.Deletes == 1) != (tt.goes.newest != 0) {
 				t.Errorf("%+v, want %d cells", n, tt.cells)
 			}
 		})
@@ -122,7 +122,7 @@ func TestGarbageOfAnExpiringColumn(t *testing.T) {
 			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}
-			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks {
+			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks || n.Deletes != 0 {
 				t.Errorf("%+v, want %d cells", n, tt.cells)
 			}
 		})
