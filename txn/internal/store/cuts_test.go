@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
@@ -177,5 +179,34 @@ func TestRequestBytes(t *testing.T) {
 		if want := (most + tt.each - 1) / tt.each; tt.n != want {
 			t.Errorf("%d %s of %d bytes, want %d", tt.n, what, tt.each, want)
 		}
+	}
+}
+
+// TestTooSlow: after a piece that is too slow a scan asks for a smaller one, at least as small as the
+// last that worked. Other scans begin like that, and fast ones do not change it.
+func TestTooSlow(t *testing.T) {
+	for _, tt := range []struct {
+		p     Pieces
+		piece string
+		want  Pieces
+	}{
+		{Pieces{}, "b-e", Pieces{on: true}}, {Pieces{fastInARow: 5}, "b-e", Pieces{on: true}}, {Pieces{on: true}, "b-d", Pieces{on: true, level: 1}},
+		{Pieces{on: true, level: 1, fastInARow: 3}, "b-c", Pieces{on: true, level: 2}}, {Pieces{on: true, worked: 3}, "b-d", Pieces{on: true, level: 3, worked: 3}},
+	} {
+		table := &tablets{bounds: []string{"b", "d", "f"}}
+		p := tt.p
+		if !p.tooSlow(table, ranges("b-e"), ranges(tt.piece), false) || p != tt.want || !table.slow || table.startLevel != tt.want.level {
+			t.Errorf("%+v, %s: %+v, want %+v; later scans: %t, %d", tt.p, tt.piece, p, tt.want, table.slow, table.startLevel)
+		}
+	}
+	table := &tablets{slow: true, startLevel: 7}
+	for _, p := range []Pieces{{}, {on: true, level: 2}} {
+		if p.answered(table, 1, 1000); !table.slow || table.startLevel != 7 {
+			t.Errorf("%+v: later scans %t, %d", p, table.slow, table.startLevel)
+		}
+	}
+	late := status.Error(codes.DeadlineExceeded, "")
+	if !ownDeadline(t.Context(), WrapRPC(t.Context(), "read", "t", late)) || ownDeadline(canceled(t.Context()), late) || ownDeadline(t.Context(), lost) {
+		t.Error("which errors are those of a request's own deadline")
 	}
 }
