@@ -75,7 +75,7 @@ func TestResolve(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			var lines []string
 			for _, safePoint := range []tso.Timestamp{0, startTS} {
-				for _, secondary := range []string{"primary", "live secondary", "expired secondary", "secondary that is gone"} {
+				for _, secondary := range []string{"primary", "live secondary", "expired secondary", "secondary that is gone", "live secondary that is gone", "primary as it was"} {
 					for _, c := range callers {
 						if safePoint != 0 && c.name != "older writer" && c.name != "reader" {
 							continue
@@ -89,6 +89,10 @@ func TestResolve(t *testing.T) {
 								l = w.lock("s", short, false)
 							case "secondary that is gone":
 								l = &format.Lock{Cell: cell("s"), StartTS: startTS, Kind: format.KindPut, Primary: cell("p"), TTL: short}
+							case "live secondary that is gone":
+								l = &format.Lock{Cell: cell("s"), StartTS: startTS, Kind: format.KindPut, Primary: cell("p"), TTL: long}
+							case "primary as it was":
+								l = &format.Lock{Cell: cell("p"), StartTS: startTS, Kind: format.KindPut, Primary: cell("p"), TTL: short}
 							}
 							if l == nil {
 								return
