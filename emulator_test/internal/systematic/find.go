@@ -168,7 +168,9 @@ func (f *finder) visit(n ast.Node) bool {
 	case *ast.CommClause:
 		f.statements(n, n.Body)
 	case *ast.IfStmt:
-		f.condition(n.Cond, true, true)
+		if n.Init == nil || !f.tells(n) { // what Init calls may matter
+			f.condition(n.Cond, true, true)
+		}
 	case *ast.ForStmt:
 		if n.Cond != nil {
 			// A loop without an end finds only timeouts.
@@ -227,8 +229,11 @@ func (f *finder) leftOut(n ast.Node) bool {
 	return false
 }
 
-// reports reports whether an if only decides about logs, spans and metrics.
-func (f *finder) reports(n *ast.IfStmt) bool {
+// reports reports whether an if only decides about logs, spans and metrics, and calls nothing else.
+func (f *finder) reports(n *ast.IfStmt) bool { return n.Init == nil && f.tells(n) }
+
+// tells reports whether the blocks of an if have only logs, spans and metrics.
+func (f *finder) tells(n *ast.IfStmt) bool {
 	quiet := func(b *ast.BlockStmt) bool {
 		return len(b.List) > 0 && !slices.ContainsFunc(b.List, func(s ast.Stmt) bool {
 			define, ok := s.(*ast.AssignStmt)
@@ -246,8 +251,7 @@ func (f *finder) reports(n *ast.IfStmt) bool {
 			return false
 		}
 	}
-	// What the if itself calls may matter.
-	return n.Init == nil && quiet(n.Body)
+	return quiet(n.Body)
 }
 
 // describes reports whether an assignment stores only what spans and metrics need, or
@@ -619,6 +623,9 @@ func (f *finder) constant(e ast.Expr) bool {
 	if r, ok := f.parent(0).(*ast.ReturnStmt); ok && f.fails(r) {
 		return true
 	}
+	if c, ok := f.parent(0).(*ast.CallExpr); ok && f.truncates(c) {
+		return true
+	}
 	change := func(from, to string) string {
 		text := from
 		if p := f.parent(0); p != nil && p.End()-p.Pos() < 120 {
@@ -639,6 +646,13 @@ func (f *finder) constant(e ast.Expr) bool {
 		}
 	}
 	return true
+}
+
+// truncates reports whether a call rounds its timestamps to milliseconds, so that a microsecond more
+// changes nothing.
+func (f *finder) truncates(c *ast.CallExpr) bool {
+	fn := f.callee(c)
+	return fn != nil && (fn.Name() == "DeleteTimestampRange" || fn.Name() == "TimestampRangeFilterMicros")
 }
 
 // fails reports whether r returns an error. Callers then ignore its other results.

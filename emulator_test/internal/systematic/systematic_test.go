@@ -94,6 +94,10 @@ func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most, by
 	} else {
 		log.Info("not seven")
 	}
+	if err := ctx.Err(); err != nil {
+		log.Info("ended", "error", err)
+	}
+	DeleteTimestampRange("f", 0, most)
 	list = slices.Grow(list, most)
 	for _, n := range list {
 		if n > most {
@@ -105,9 +109,12 @@ func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most, by
 	}
 	return append(list, most), time.Since(began) > time.Minute || age < limit || age > time.Hour
 }
+
+// DeleteTimestampRange rounds.
+func DeleteTimestampRange(string, int, int) {}
 `
 
-// TestLeftOut: what only reports, reserves memory, counts bytes or compares measured times has no
+// TestLeftOut: what only reports, reserves memory, counts bytes, rounds or compares measured times has no
 // mutants of that, but all others. No two mutants are the same.
 func TestLeftOut(t *testing.T) {
 	t.Parallel()
@@ -126,6 +133,7 @@ func TestLeftOut(t *testing.T) {
 		got = append(got, m.Change)
 	}
 	want := []string{
+		`DeleteTimestampRange("f", 0, most) dropped`,
 		"for _, n := range list {… dropped",
 		"n > most → true",
 		"n > most → false",
