@@ -70,11 +70,7 @@ func newSnapshot(ctx context.Context, c *Client, opts []SnapshotOption) (*Snapsh
 
 // Release ends the hold of a snapshot that was taken with [Hold], and does nothing
 // otherwise. Reads of the snapshot still work as long as its versions are kept.
-func (s *Snapshot) Release() {
-	if s.hold != nil {
-		s.client.resolver.Holds.Remove(s.hold)
-	}
-}
+func (s *Snapshot) Release() { s.client.resolver.Holds.Remove(s.hold) }
 
 // ReadTS returns the timestamp whose state the snapshot shows. It is never below an earlier
 // timestamp that the client gave to a transaction, or to a snapshot of the present.

@@ -185,13 +185,15 @@ func TestSeenByObservers(t *testing.T) {
 		"nothing written": {map[string]*columnCells{"o": {locked: []tso.Timestamp{40}}, "p": acked(20)}, 20},
 		"only a lock":     {map[string]*columnCells{"o": {locked: []tso.Timestamp{40}}}, 0},
 	} {
-		columns := map[format.Column]*columnCells{col: acked(50), format.AckColumn(format.Column{Family: "f", Qualifier: "other"}, "o"): acked(5)}
-		for id, h := range tt.acks {
-			columns[format.AckColumn(col, id)] = h
-		}
-		setSeen(columns)
-		if got := columns[col].seen; got != tt.want {
-			t.Errorf("%s: seen up to %d, want %d", name, got, tt.want)
+		for range 50 { // a map has no order
+			columns := map[format.Column]*columnCells{col: acked(50), format.AckColumn(format.Column{Family: "f", Qualifier: "other"}, "o"): acked(5)}
+			for id, h := range tt.acks {
+				columns[format.AckColumn(col, id)] = h
+			}
+			setSeen(columns)
+			if got := columns[col].seen; got != tt.want {
+				t.Fatalf("%s: seen up to %d, want %d", name, got, tt.want)
+			}
 		}
 	}
 }

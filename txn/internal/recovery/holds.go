@@ -47,7 +47,7 @@ func (h *Holds) Add(ts tso.Timestamp, transaction bool) *Hold {
 	return hold
 }
 
-// Remove ends a hold.
+// Remove ends a hold, if there is one.
 func (h *Holds) Remove(hold *Hold) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
