@@ -66,6 +66,7 @@ var errApplied = status.Error(codes.Unavailable, "applied")
 // newWorld runs f in a world. The safe point is at safePoint, and locks are resolved up to it.
 func newWorld(t *testing.T, cfg Config, safePoint tso.Timestamp, f func(w *world), edits ...func(*recordpb.TableSchema)) {
 	t.Helper()
+	t.Setenv("BIGTABLE_EMULATOR_HOST", "") // the client would connect there, too
 	synctest.Test(t, func(t *testing.T) {
 		pipe := bufconn.Listen(1 << 20)
 		server, err := bttest.NewServerWithListener(pipe)

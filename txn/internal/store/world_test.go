@@ -51,6 +51,7 @@ var (
 // inWorld runs f in a world.
 func inWorld(t *testing.T, f func(w *world)) {
 	t.Helper()
+	t.Setenv("BIGTABLE_EMULATOR_HOST", "") // the client would connect there, too
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t, faults: map[string][]error{}, now: filterBase}
 		pipe := bufconn.Listen(1 << 20)
