@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -16,9 +17,9 @@ import (
 
 // startElsewhere runs a worker of observer o in a process of its own, which no hint reaches, until
 // it has nothing to do.
-func startElsewhere(t *testing.T, env *txntest.Env, cfg notify.Config, faults *txntest.Faults) (w *notify.Worker, stop func() error) {
+func startElsewhere(t *testing.T, env *txntest.Env, cfg notify.Config, faults *txntest.Faults, opts ...grpc.DialOption) (w *notify.Worker, stop func() error) {
 	t.Helper()
-	w = newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), cfg)
+	w = newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}, append(faults.DialOptions(), opts...)...), cfg)
 	handle(t, w, "o", input, observeEffect)
 	stop = start(t, w)
 	pass(2 * time.Minute) // the first sweep
