@@ -168,7 +168,7 @@ func (f *finder) visit(n ast.Node) bool {
 	case *ast.CommClause:
 		f.statements(n, n.Body)
 	case *ast.IfStmt:
-		if n.Init == nil || !f.tells(n) { // what Init calls may matter
+		if n.Init == nil || !f.onlyReports(n) { // what Init calls may matter
 			f.condition(n.Cond, true, true)
 		}
 	case *ast.ForStmt:
@@ -230,10 +230,10 @@ func (f *finder) leftOut(n ast.Node) bool {
 }
 
 // reports reports whether an if only decides about logs, spans and metrics, and calls nothing else.
-func (f *finder) reports(n *ast.IfStmt) bool { return n.Init == nil && f.tells(n) }
+func (f *finder) reports(n *ast.IfStmt) bool { return n.Init == nil && f.onlyReports(n) }
 
-// tells reports whether the blocks of an if have only logs, spans and metrics.
-func (f *finder) tells(n *ast.IfStmt) bool {
+// onlyReports reports whether the blocks of an if have only logs, spans and metrics.
+func (f *finder) onlyReports(n *ast.IfStmt) bool {
 	quiet := func(b *ast.BlockStmt) bool {
 		return len(b.List) > 0 && !slices.ContainsFunc(b.List, func(s ast.Stmt) bool {
 			define, ok := s.(*ast.AssignStmt)
