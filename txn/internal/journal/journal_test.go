@@ -299,7 +299,7 @@ func TestLateEntry(t *testing.T) {
 			w.faults.Reset()
 			p := w.begin(t.Context(), "a", now)
 			synctest.Wait()
-			time.Sleep(s.after)
+			<-time.After(s.after)
 			w.must(p.Wait(t.Context()))
 			if n := w.faults.Count()[txntest.StepJournal]; n != s.requests {
 				t.Errorf("after %v, an entry took %d requests, want %d", s.after, n, s.requests)

@@ -31,9 +31,9 @@ func TestExamined(t *testing.T) {
 		for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 			x.Kept(e)
 			check(e, false, age)
-			time.Sleep(pause*time.Minute - 1)
+			<-time.After(pause*time.Minute - 1)
 			check(e, false, age+pause*time.Minute-1)
-			time.Sleep(1 * time.Nanosecond)
+			<-time.After(1)
 			age += pause * time.Minute
 			check(e, true, age)
 			check(newer, true, 0)
@@ -41,7 +41,7 @@ func TestExamined(t *testing.T) {
 		x.Kept(newer)
 		check(newer, false, 0)
 		check(e, true, 0)
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		check(newer, true, time.Minute)
 	})
 }
