@@ -248,6 +248,6 @@ func decodeClaim(raw bigtable.Row) (number uint64, ts tso.Timestamp, ok bool) {
 	var s recordpb.Settled
 	items := raw[store.DeployFamily]
 	number, err := strconv.ParseUint(strings.TrimPrefix(raw.Key(), recovery.SettledRowPrefix), 16, 64)
-	ok = err == nil && proto.Unmarshal(items[0].Value, &s) == nil && s.FormatVersion == format.Version
+	ok = err == nil && len(items) > 0 && proto.Unmarshal(items[0].Value, &s) == nil && s.FormatVersion == format.Version
 	return number, tso.Timestamp(s.Ts), ok
 }

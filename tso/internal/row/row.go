@@ -301,7 +301,9 @@ func (r *Row) ReadPrefix(ctx context.Context, prefix, column string, f func(key 
 	ctx, cancel := r.begin(ctx)
 	defer cancel()
 	return r.wrap("sweep", r.table.ReadRows(ctx, bigtable.PrefixRange(prefix), func(row bigtable.Row) bool {
-		f(row.Key(), row[r.family][0].Value)
+		if items := row[r.family]; len(items) > 0 { // whatever the service answers
+			f(row.Key(), items[0].Value)
+		}
 		return true
 	}, bigtable.RowFilter(r.alone(column))))
 }
