@@ -419,7 +419,7 @@ func TestRefusedCollection(t *testing.T) {
 	for _, refused := range []txntest.Step{txntest.StepRollForward, txntest.StepCollect} {
 		t.Run(string(refused), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env, collector, faults := newFaultyClient(t, txn.Config{}, refuse(step(refused))...)
+				env, collector, faults := newFaultyClient(t, txn.Config{}, append(refuse(step(refused)), unsampled())...)
 				mustSet(t, env.Client, "0", "bob", "joe")
 				leaveLocks(t, env, txntest.StepSecondaries) // bob is committed, joe is locked
 				mustSet(t, env.Client, "10", "bob")

@@ -82,8 +82,8 @@ func statsOf(c *txn.Client) (all map[string]int64) {
 	return all
 }
 
-// unsampled drops the answers to SampleRowKeys, which the emulator draws at random: a table that has
-// one is read in two pieces.
+// unsampled drops the answers to SampleRowKeys, so that each table is read in one piece and not
+// divided at its last row.
 func unsampled() grpc.DialOption {
 	return grpc.WithChainStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		s, err := streamer(ctx, d, cc, method, opts...)
