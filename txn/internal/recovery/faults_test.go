@@ -28,7 +28,7 @@ func TestResolveWithFaults(t *testing.T) {
 		"empty":            func(*world) {},
 		"committed":        func(w *world) { w.commit("p", format.KindPut, committedTS) },
 		"committed later":  func(w *world) { w.commit("p", format.KindPut, base+1250) },
-		"damaged":          func(w *world) { w.set("a", "p", format.LockFamily, "f:q", startTS.Cell(), []byte{255}) },
+		"damaged":          func(w *world) { w.Set("a", "p", format.LockFamily, "f:q", startTS.Cell(), []byte{255}) },
 		"passable":         func(w *world) { w.lock("p", 30*time.Minute, true) },
 		"passed":           func(w *world) { w.passed(base + 1200) },
 		"passed below":     func(w *world) { w.passed(base + 1199) },
@@ -66,12 +66,12 @@ func TestResolveWithFaults(t *testing.T) {
 						newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
 							primaries[p](w)
 							l := w.lock("s", short, false)
-							w.faults[request] = slices.Clone(kinds[kind])
+							w.Faults[request] = slices.Clone(kinds[kind])
 							got, did := callers[c](w, l), w.did()
-							if request == "none" || len(w.faults[request]) == 0 { // else it is another case's
+							if request == "none" || len(w.Faults[request]) == 0 { // else it is another case's
 								lines = append(lines, fmt.Sprintf("%s, %s %s: %s; %s; raised %d", c, request, kind, got, did, w.r.Counters.Raises.Load()))
 							}
-							clear(w.faults)
+							clear(w.Faults)
 						})
 					}
 				}
@@ -85,7 +85,7 @@ func TestResolveWithFaults(t *testing.T) {
 func (w *world) raised(n int) {
 	l := w.lock("p", 30*time.Minute, true)
 	l.Raises = n
-	w.set("a", "p", format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(l))
+	w.Set("a", "p", format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(l))
 }
 
 // TestPassLock: who may pass a lock.
@@ -117,8 +117,8 @@ func TestPassLock(t *testing.T) {
 			}
 			got := passLock(w.Context(), w.r, l, base+1200)
 			raised := w.r.Counters.Raises.Load() == 1
-			if got != tt.want || len(w.requests) != tt.requests || raised != (tt.want && tt.requests > 0) {
-				t.Errorf("%s: passed %t, raised %t, requests %v", name, got, raised, w.requests)
+			if got != tt.want || len(w.Requests) != tt.requests || raised != (tt.want && tt.requests > 0) {
+				t.Errorf("%s: passed %t, raised %t, requests %v", name, got, raised, w.Requests)
 			}
 		})
 	}
@@ -127,7 +127,7 @@ func TestPassLock(t *testing.T) {
 			t.Error("passed no lock")
 		}
 		l := w.lock("p", 30*time.Minute, true)
-		w.faults["change"] = []error{errApplied} // the answer is lost, so the reader does not know
+		w.Faults["change"] = []error{errApplied} // the answer is lost, so the reader does not know
 		if passLock(w.Context(), w.r, l, base+1200) || w.r.Counters.Raises.Load() != 0 {
 			t.Error("passed a lock without an answer")
 		}
@@ -155,9 +155,9 @@ func TestResolveOthers(t *testing.T) {
 			tt.make(w)
 			l := w.lock("s", long, false)
 			if tt.fault != nil {
-				w.faults["read"] = []error{tt.fault}
+				w.Faults["read"] = []error{tt.fault}
 			}
-			if got := errorName(ResolveOthers(w.Context(), w.r, []*format.Lock{l}, tt.ts, func() { w.note("unlatch") })) + "; " + w.did(); got != tt.want {
+			if got := errorName(ResolveOthers(w.Context(), w.r, []*format.Lock{l}, tt.ts, func() { w.Note("unlatch") })) + "; " + w.did(); got != tt.want {
 				t.Errorf("%s: %s\nwant %s", name, got, tt.want)
 			}
 		})
@@ -188,7 +188,7 @@ func TestResolveLocks(t *testing.T) {
 		alive := &format.Lock{Cell: cell("x"), StartTS: base + 200, Primary: cell("v"), TTL: time.Hour, Kind: format.KindPut}
 		second, primary := *alive, *alive
 		second.Cell, primary.Cell = cell("y"), cell("v")
-		w.set("a", "v", format.LockFamily, "f:q", alive.StartTS.Cell(), format.EncodeLock(&primary))
+		w.Set("a", "v", format.LockFamily, "f:q", alive.StartTS.Cell(), format.EncodeLock(&primary))
 		bad := &format.Lock{Cell: cell("z"), StartTS: startTS + 1, Primary: format.Cell{Table: "a"}}
 		noCell := &format.Lock{Cell: format.Cell{Table: "a"}, StartTS: startTS + 2, Primary: cell("p")}
 		locks := []format.Lock{*w.lock("s", time.Hour, false), *w.lock("t", time.Hour, false), *future, *alive, second, *bad, *noCell}
@@ -197,15 +197,15 @@ func TestResolveLocks(t *testing.T) {
 			t.Error(err)
 		}
 		want := []string{"committed ok", "committed ok", "unknown corrupt", "locked ok", "locked ok", "unknown invalid", "unknown invalid"}
-		if !slices.Equal(got, want) || !slices.Equal(w.requests, []string{"oracle", "read p", "change s", "hint s", "read v", "change t"}) {
-			t.Errorf("%q, after %v", got, w.requests)
+		if !slices.Equal(got, want) || !slices.Equal(w.Requests, []string{"oracle", "read p", "change s", "hint s", "read v", "change t"}) {
+			t.Errorf("%q, after %v", got, w.Requests)
 		}
-		w.faults["oracle"] = []error{status.Error(codes.Unavailable, "")}
+		w.Faults["oracle"] = []error{status.Error(codes.Unavailable, "")}
 		if err := w.r.ResolveLocks(w.Context(), locks, func(int, format.Status, error) { t.Error("resolved without a timestamp") }); status.Code(errors.Unwrap(err)) != codes.Unavailable {
 			t.Error(err)
 		}
 		ended, cancel := context.WithCancel(w.Context())
-		w.after = func(int) { cancel() }
+		w.OnRequest = func(int) { cancel() }
 		if err := w.r.ResolveLocks(ended, locks, func(int, format.Status, error) {}); !errors.Is(err, context.Canceled) {
 			t.Errorf("with an ended context: %v", err)
 		}

@@ -61,7 +61,7 @@ func TestCommitAndSettle(t *testing.T) {
 			p := &PrimaryCommit{Resolver: w.r, Table: w.table, Primary: cell("p"), StartTS: startTS, CommitTS: committedTS, Mutation: mutation(w, committedTS), Passable: passable}
 			if owner {
 				p.CommitAt = func(_ context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
-					w.note("prepare")
+					w.Note("prepare")
 					return mutation(w, ts), nil
 				}
 			}
@@ -98,10 +98,10 @@ func TestCommitAndSettle(t *testing.T) {
 						newWorld(t, Config{TokenTTL: -1, PassLocks: true}, safePoint, func(w *world) {
 							p.make(w)
 							for kind, errs := range map[string][]error{"change": f.changes, "read": f.reads} {
-								w.faults[kind] = append([]error{}, errs...)
+								w.Faults[kind] = append([]error{}, errs...)
 							}
 							lines = append(lines, fmt.Sprintf("safe point %d, %s, %s: %s; %s", max(safePoint-base, 0), f.name, c.name, c.call(w, passed), w.did()))
-							clear(w.faults) // the primary decides how many requests there are
+							clear(w.Faults) // the primary decides how many requests there are
 						})
 					}
 				}
@@ -115,7 +115,7 @@ func TestCommitAndSettle(t *testing.T) {
 func (w *world) passed(minCommit tso.Timestamp) {
 	l := w.lock("p", 30*time.Minute, true)
 	l.MinCommitTS, l.Raises = minCommit, 1
-	w.set("a", "p", format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(l))
+	w.Set("a", "p", format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(l))
 }
 
 // TestCommitEndsWithItsContext: a commit, a rollback and a settlement whose requests are not answered
@@ -145,9 +145,9 @@ func TestCommitEndsWithItsContext(t *testing.T) {
 			ctx, cancel := context.WithCancel(w.Context())
 			defer cancel()
 			for _, kind := range []string{"change", "read"} {
-				w.faults[kind] = []error{unavailable, unavailable, unavailable, unavailable}
+				w.Faults[kind] = []error{unavailable, unavailable, unavailable, unavailable}
 			}
-			w.after = func(n int) {
+			w.OnRequest = func(n int) {
 				if n == 3 {
 					cancel()
 				}
@@ -157,10 +157,10 @@ func TestCommitEndsWithItsContext(t *testing.T) {
 			if !errors.Is(err, context.Canceled) || errors.As(err, &u) != (name == "commit") {
 				t.Errorf("%s: %v", name, err)
 			}
-			if len(w.requests) != 3 {
-				t.Errorf("%s: requests %v", name, w.requests)
+			if len(w.Requests) != 3 {
+				t.Errorf("%s: requests %v", name, w.Requests)
 			}
-			clear(w.faults)
+			clear(w.Faults)
 		})
 	}
 }
@@ -171,8 +171,8 @@ func TestSettleRefuses(t *testing.T) {
 		for _, u := range []*format.UndeterminedError{
 			nil, {Primary: cell("p"), CommitTS: 1}, {Primary: cell("p"), StartTS: 5, CommitTS: 5}, {StartTS: 5, CommitTS: 6},
 		} {
-			if s, err := Settle(w.Context(), w.r, u); !errors.Is(err, format.ErrInvalid) || s.Final() || len(w.requests) != 0 {
-				t.Errorf("%+v: %v, %v, after %v", u, s, err, w.requests)
+			if s, err := Settle(w.Context(), w.r, u); !errors.Is(err, format.ErrInvalid) || s.Final() || len(w.Requests) != 0 {
+				t.Errorf("%+v: %v, %v, after %v", u, s, err, w.Requests)
 			}
 		}
 		missing := &format.UndeterminedError{Primary: format.Cell{Table: "none", Row: "p", Family: "f", Qualifier: "q"}, StartTS: 1, CommitTS: 2}
@@ -195,7 +195,7 @@ func TestNewCommitTSFails(t *testing.T) {
 		newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
 			w.passed(committedTS)
 			if what == "oracle" {
-				w.faults[what] = []error{stop}
+				w.Faults[what] = []error{stop}
 			}
 			p := &PrimaryCommit{Resolver: w.r, Table: w.table, Primary: cell("p"), StartTS: startTS, CommitTS: committedTS, Mutation: bigtable.NewMutation(), Passable: true,
 				CommitAt: func(context.Context, tso.Timestamp) (*bigtable.Mutation, error) { return nil, stop }}

@@ -22,7 +22,7 @@ import (
 func (w *world) put(qualifier string, start, commit tso.Timestamp) {
 	w.Helper()
 	w.record(qualifier, format.KindPut, start, commit)
-	w.set("a", "r", "f", qualifier, (base + start).Cell(), fmt.Appendf(nil, "v%d", start))
+	w.Set("a", "r", "f", qualifier, (base + start).Cell(), fmt.Appendf(nil, "v%d", start))
 }
 
 // record stores a record of a column of row "r".
@@ -30,13 +30,13 @@ func (w *world) record(qualifier string, kind format.Kind, start, commit tso.Tim
 	w.Helper()
 	c := format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: qualifier}
 	family, value := format.WriteRecord{StartTS: base + start, Kind: kind, Primary: c}.Encode(c)
-	w.set("a", "r", family, "f:"+qualifier, (base + commit).Cell(), value)
+	w.Set("a", "r", family, "f:"+qualifier, (base + commit).Cell(), value)
 }
 
 // plain stores a value that another program has written.
 func (w *world) plain(qualifier string, ts bigtable.Timestamp) {
 	w.Helper()
-	w.set("a", "r", "f", qualifier, ts, fmt.Appendf(nil, "p%d", ts))
+	w.Set("a", "r", "f", qualifier, ts, fmt.Appendf(nil, "p%d", ts))
 }
 
 // prewrite stores a lock of a column of row "r", and its data.
@@ -48,9 +48,9 @@ func (w *world) prewrite(qualifier, primary string, start tso.Timestamp, ttl tim
 	if l.Passable {
 		l.MinCommitTS = l.StartTS
 	}
-	w.set("a", "r", format.LockFamily, "f:"+qualifier, l.StartTS.Cell(), format.EncodeLock(l))
+	w.Set("a", "r", format.LockFamily, "f:"+qualifier, l.StartTS.Cell(), format.EncodeLock(l))
 	if kind == format.KindPut {
-		w.set("a", "r", "f", qualifier, l.StartTS.Cell(), fmt.Appendf(nil, "v%d", start))
+		w.Set("a", "r", "f", qualifier, l.StartTS.Cell(), fmt.Appendf(nil, "v%d", start))
 	}
 }
 
@@ -86,8 +86,8 @@ func TestReadsOfARow(t *testing.T) {
 		"put over plain":           {none, func(w *world) { w.plain("q", 1000); w.put("q", 100, 150) }},
 		"put without data":         {none, func(w *world) { w.record("q", format.KindPut, 100, 150) }},
 		"columns":                  {none, func(w *world) { w.put("b", 100, 150); w.plain("a", 1000); w.put("c", 100, 150) }},
-		"damaged":                  {none, func(w *world) { w.set("a", "r", format.WriteFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
-		"damaged lock":             {none, func(w *world) { w.set("a", "r", format.LockFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
+		"damaged":                  {none, func(w *world) { w.Set("a", "r", format.WriteFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
+		"damaged lock":             {none, func(w *world) { w.Set("a", "r", format.LockFamily, "f:q", (base + 1).Cell(), []byte{255}) }},
 		"beyond the oracle":        {none, func(w *world) { w.put("q", 100, tso.Timestamp(2*time.Hour/time.Microsecond)) }},
 		"locked":                   {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, false) }},
 		"passable":                 {none, func(w *world) { w.put("q", 100, 150); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
@@ -143,7 +143,7 @@ func TestReadsOfARow(t *testing.T) {
 			w.put("p", 200, 250)
 			w.prewrite("q", "o", 300, long, format.KindLock, false)
 		}},
-		"lock of no column": {none, func(w *world) { w.set("a", "r", format.LockFamily, "f", (base + 1).Cell(), nil) }},
+		"lock of no column": {none, func(w *world) { w.Set("a", "r", format.LockFamily, "f", (base + 1).Cell(), nil) }},
 		"data at the bound": {none, func(w *world) { w.plain("q", format.PlainBefore) }},
 		"passable delete": {none, func(w *world) {
 			w.put("a", 100, 150)
@@ -207,8 +207,8 @@ func TestReadsOfARow(t *testing.T) {
 						} else {
 							row, err = ReadVisible(w.Context(), w.r, w.table, "r", selections[sel], base+1200)
 						}
-						w.settle()
-						slices.Sort(w.requests) // some are made in the background
+						w.After(time.Second)
+						slices.Sort(w.Requests) // some are made in the background
 						requests, after, _ := strings.Cut(w.did(), "; resolved ")
 						if resolved, _, _ := strings.Cut(after, ";"); resolved != "[]" {
 							requests += " resolved " + resolved
@@ -278,7 +278,7 @@ func TestReadsFail(t *testing.T) {
 						failed := false
 						newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
 							prepare(w)
-							w.faults[kind] = append(make([]error, n), refused)
+							w.Faults[kind] = append(make([]error, n), refused)
 							var row bigtable.Row
 							var err error
 							if latest {
@@ -286,10 +286,10 @@ func TestReadsFail(t *testing.T) {
 							} else {
 								row, err = ReadVisible(w.Context(), w.r, w.table, "r", sel, base+1200)
 							}
-							if failed = len(w.faults[kind]) == 0; failed && (errorName(err) != "PermissionDenied" || row != nil) || !failed && err != nil {
+							if failed = len(w.Faults[kind]) == 0; failed && (errorName(err) != "PermissionDenied" || row != nil) || !failed && err != nil {
 								t.Errorf("%s, first %d, latest %t, %s %d: %v, %v; failed %t", name, sel.First, latest, kind, n, row, err, failed)
 							}
-							clear(w.faults)
+							clear(w.Faults)
 						})
 						if !failed {
 							break
@@ -312,24 +312,24 @@ func TestLatestExpires(t *testing.T) {
 		w.began = time.Now()
 		_, err := w.r.Clock.Timestamp(w.Context())
 		must(t, err)
-		w.set("a", "r", "f", "p", bigtable.Timestamp(1000), nil)
+		w.Set("a", "r", "f", "p", bigtable.Timestamp(1000), nil)
 		w.put("q", 1, 2)
 		w.put("r", 1, tso.Timestamp(time.Minute.Microseconds()))
 		w.put("s", 1, 5)
-		w.requests = nil
+		w.Requests = nil
 		row, err := ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "s"}}})
-		if shown(row) != "[f:s@5=v1]" || err != nil || len(w.requests) != 1 || w.r.Clock.Newest() != base+5 {
-			t.Errorf("%s, %v, after %v; newest %d", shown(row), err, w.requests, w.r.Clock.Newest()-base)
+		if shown(row) != "[f:s@5=v1]" || err != nil || len(w.Requests) != 1 || w.r.Clock.Newest() != base+5 {
+			t.Errorf("%s, %v, after %v; newest %d", shown(row), err, w.Requests, w.r.Clock.Newest()-base)
 		}
 		<-time.After(1100 * time.Microsecond)
-		w.requests = nil
+		w.Requests = nil
 		row, err = ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "p"}, {Family: "f", Qualifier: "q"}}})
-		if shown(row) != "[]" || err != nil || !slices.Equal(w.requests, []string{"read r", "oracle", "read r"}) || w.r.Clock.Newest() != base+1100 {
-			t.Errorf("%s, %v, after %v; newest %d", shown(row), err, w.requests, w.r.Clock.Newest()-base)
+		if shown(row) != "[]" || err != nil || !slices.Equal(w.Requests, []string{"read r", "oracle", "read r"}) || w.r.Clock.Newest() != base+1100 {
+			t.Errorf("%s, %v, after %v; newest %d", shown(row), err, w.Requests, w.r.Clock.Newest()-base)
 		}
-		w.requests = nil
-		if _, err := ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "q"}}}); err != nil || len(w.requests) != 1 {
-			t.Errorf("again: %v, after %v", err, w.requests)
+		w.Requests = nil
+		if _, err := ReadLatest(w.Context(), w.r, w.table, "r", store.Selection{Columns: []format.Column{{Family: "f", Qualifier: "q"}}}); err != nil || len(w.Requests) != 1 {
+			t.Errorf("again: %v, after %v", err, w.Requests)
 		}
 	}, func(m *recordpb.TableSchema) {
 		m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1000}}
@@ -345,8 +345,8 @@ func TestReadExactRequests(t *testing.T) {
 			for i := range n {
 				e.Exact = append(e.Exact, ExactRead{Column: format.Column{Family: "f", Qualifier: fmt.Sprintf("%0*d", length, i)}})
 			}
-			if err := e.ReadExact(w.Context(), w.table, "r"); err != nil || len(w.requests) != want || len(e.Exact) != 0 {
-				t.Errorf("%d columns: %v, %d requests, want %d", n, err, len(w.requests), want)
+			if err := e.ReadExact(w.Context(), w.table, "r"); err != nil || len(w.Requests) != want || len(e.Exact) != 0 {
+				t.Errorf("%d columns: %v, %d requests, want %d", n, err, len(w.Requests), want)
 			}
 		})
 	}

@@ -44,7 +44,7 @@ func TestResolve(t *testing.T) {
 	}
 	forWrite := func(ts tso.Timestamp) func(w *world, l *format.Lock) string {
 		return func(w *world, l *format.Lock) string {
-			return says(w.r.ResolveForWrite(w.Context(), l, ts, func() { w.note("unlatch") }))
+			return says(w.r.ResolveForWrite(w.Context(), l, ts, func() { w.Note("unlatch") }))
 		}
 	}
 	callers := []struct {

@@ -21,14 +21,20 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
+func (w *world) OpenTable(name string) bigtable.TableAPI { return &spied{w.World.OpenTable(name), w} }
+
+type spied struct {
+	bigtable.TableAPI
+	w *world
+}
+
 // ApplyBulk notes what the metadata table says about this client afterwards.
 func (s *spied) ApplyBulk(ctx context.Context, rows []string, ms []*bigtable.Mutation, opts ...bigtable.ApplyOption) ([]error, error) {
 	w := s.w
 	at := fmt.Sprint(time.Since(w.began))
-	if err := w.fault("token", at); err != nil {
+	if err := w.Fault(ctx, "token", at); err != nil {
 		return nil, err
 	}
-	defer w.serve()()
 	errs, err := s.TableAPI.ApplyBulk(ctx, rows, ms, opts...)
 	var says []string
 	for _, r := range rows {
@@ -40,9 +46,9 @@ func (s *spied) ApplyBulk(ctx context.Context, rows []string, ms []*bigtable.Mut
 	}
 	token := w.stored(w.r.Token.Name)
 	if token == nil {
-		w.note(fmt.Sprintf("= %v: no token", says))
+		w.Note(fmt.Sprintf("= %v: no token", says))
 	} else {
-		w.note(fmt.Sprintf("= %v: expires in %v, started %v, oldest %d, observers %v, schema age %d, version %d", says, time.Duration(token.ExpiresTs-int64(base))*time.Microsecond-time.Since(w.began),
+		w.Note(fmt.Sprintf("= %v: expires in %v, started %v, oldest %d, observers %v, schema age %d, version %d", says, time.Duration(token.ExpiresTs-int64(base))*time.Microsecond-time.Since(w.began),
 			time.Duration(token.StartedTs-int64(base))*time.Microsecond, token.OldestTs, token.Observers, token.SchemaMaxAgeMicros, token.SchemaVersion))
 	}
 	return errs, err
@@ -51,9 +57,7 @@ func (s *spied) ApplyBulk(ctx context.Context, rows []string, ms []*bigtable.Mut
 // stored returns a stored token.
 func (w *world) stored(name string) *recordpb.WorkerToken {
 	w.Helper()
-	r, err := w.bt.Open(format.DefaultMetadataTable).ReadRow(context.WithoutCancel(w.Context()), TokenRowPrefix+name)
-	must(w.T, err)
-	token, ok := DecodeToken(r)
+	token, ok := DecodeToken(w.Row(format.DefaultMetadataTable, TokenRowPrefix+name))
 	if !ok {
 		return nil
 	}
@@ -70,20 +74,20 @@ func TestTokenOverTime(t *testing.T) {
 		step := func(what string, f func(), then time.Duration) {
 			before := token.Owner()
 			f()
-			w.mu.Lock()
-			during := len(w.requests)
-			w.mu.Unlock()
+			w.Mu.Lock()
+			during := len(w.Requests)
+			w.Mu.Unlock()
 			<-time.After(then)
-			w.mu.Lock()
-			defer w.mu.Unlock()
+			w.Mu.Lock()
+			defer w.Mu.Unlock()
 			lines = append(lines, fmt.Sprintf("%v: %s; owner %t, then %t", time.Since(w.began)-then, what, before == token.Name, token.Owner() == token.Name))
-			for i, r := range w.requests {
+			for i, r := range w.Requests {
 				if i == during {
 					lines = append(lines, "  later:")
 				}
 				lines = append(lines, "  "+r)
 			}
-			w.requests = nil
+			w.Requests = nil
 		}
 		nothing := func() {}
 		begin := func() { token.Begin(ctx) }
@@ -95,18 +99,18 @@ func TestTokenOverTime(t *testing.T) {
 		step("hold", func() { h = w.r.Holds.Add(base+5, true) }, 9*time.Second)
 		step("hold on", nothing, 9*time.Second)
 		step("hold no more", func() { w.r.Holds.Remove(h) }, time.Minute)
-		step("a failed write", func() { w.faults["token"] = []error{status.Error(codes.PermissionDenied, "")} }, time.Minute)
+		step("a failed write", func() { w.Faults["token"] = []error{status.Error(codes.PermissionDenied, "")} }, time.Minute)
 		step("announce", func() { must(t, token.Announce(ctx, []string{"o"})) }, 1300*time.Millisecond)
 		step("publish", func() { w.r.Holds.Add(base+60, false); must(t, token.Publish(ctx)) }, time.Second)
 		step("publish, failed", func() {
-			w.faults["token"] = []error{status.Error(codes.PermissionDenied, "")}
+			w.Faults["token"] = []error{status.Error(codes.PermissionDenied, "")}
 			if err := token.Publish(ctx); errorName(err) != "PermissionDenied" {
 				t.Error(err)
 			}
 		}, 0)
 		step("a commit of two rows", func() {
 			w.r.Claims.Begin(base+10, 2)
-			w.faults["token"] = []error{status.Error(codes.PermissionDenied, "")}
+			w.Faults["token"] = []error{status.Error(codes.PermissionDenied, "")}
 		}, 13*time.Second)
 		step("close", func() { token.Close(ctx) }, time.Minute)
 		step("begin after close", begin, time.Minute)
@@ -130,20 +134,20 @@ func TestTokenStarts(t *testing.T) {
 		token, ctx := w.r.Token, w.Context()
 		want := func(what string, writes int, owner bool) {
 			t.Helper()
-			w.mu.Lock()
+			w.Mu.Lock()
 			n := 0
-			for _, r := range w.requests {
+			for _, r := range w.Requests {
 				if strings.HasPrefix(r, "token") {
 					n++
 				}
 			}
-			w.requests = nil
-			w.mu.Unlock()
+			w.Requests = nil
+			w.Mu.Unlock()
 			if n != writes || (token.Owner() != "") != owner {
 				t.Errorf("%s: %d writes, owner %q", what, n, token.Owner())
 			}
 		}
-		w.faults["token"] = []error{denied, denied, denied}
+		w.Faults["token"] = []error{denied, denied, denied}
 		token.Begin(ctx)
 		want("failed", 1, false)
 		<-time.After(ttl - 1)
@@ -158,21 +162,21 @@ func TestTokenStarts(t *testing.T) {
 		want("published", 0, false)
 		must(t, token.Announce(ctx, nil))
 		want("announced", 1, false)
-		w.faults["oracle"] = []error{denied}
+		w.Faults["oracle"] = []error{denied}
 		if err := token.Publish(ctx); errorName(err) != "ok" && !strings.Contains(err.Error(), "could not write") {
 			t.Error(err)
 		}
-		clear(w.faults)
+		clear(w.Faults)
 		must(t, token.Announce(ctx, nil))
 		want("announced again", 1, true)
 		token.Close(ctx)
 	})
 	newWorld(t, Config{TokenTTL: ttl}, 0, func(w *world) {
 		w.began = time.Now()
-		w.faults["oracle"] = []error{denied}
+		w.Faults["oracle"] = []error{denied}
 		w.r.Token.Begin(w.Context())
-		if w.r.Token.Owner() != "" || !slices.Equal(w.requests, []string{"oracle"}) {
-			t.Errorf("without the oracle: %v", w.requests)
+		if w.r.Token.Owner() != "" || !slices.Equal(w.Requests, []string{"oracle"}) {
+			t.Errorf("without the oracle: %v", w.Requests)
 		}
 		ended, cancel := context.WithCancel(w.Context())
 		cancel()
@@ -180,14 +184,14 @@ func TestTokenStarts(t *testing.T) {
 			t.Errorf("publish with an ended context: %v", err)
 		}
 		w.r.Token.Close(w.Context()) // it never began
-		if len(w.requests) > 2 {
-			t.Errorf("close: %v", w.requests)
+		if len(w.Requests) > 2 {
+			t.Errorf("close: %v", w.Requests)
 		}
 	})
 	newWorld(t, Config{TokenTTL: -1}, 0, func(w *world) {
 		w.r.Token.Begin(w.Context())
-		if err := w.r.Token.Publish(w.Context()); !errors.Is(err, format.ErrInvalid) || w.r.Token.Owner() != "" || w.r.Token.Name != "" || w.r.Claims != nil || len(w.requests) != 0 {
-			t.Errorf("without tokens: %v, %v", err, w.requests)
+		if err := w.r.Token.Publish(w.Context()); !errors.Is(err, format.ErrInvalid) || w.r.Token.Owner() != "" || w.r.Token.Name != "" || w.r.Claims != nil || len(w.Requests) != 0 {
+			t.Errorf("without tokens: %v, %v", err, w.Requests)
 		}
 		w.r.Token.Close(w.Context())
 	})
@@ -200,13 +204,13 @@ func TestDeadTokens(t *testing.T) {
 		now := base + tso.Timestamp(2*time.Hour/time.Microsecond)
 		hour := tso.Timestamp(time.Hour / time.Microsecond)
 		for name, expires := range map[string]tso.Timestamp{"dead": now - hour - 1, "old": now - hour, "live": now + 1} {
-			w.set(format.DefaultMetadataTable, TokenRowPrefix+name, store.DeployFamily, TokenQualifier, 0, format.Marshal(&recordpb.WorkerToken{FormatVersion: format.Version, ExpiresTs: int64(expires)}))
+			w.Set(format.DefaultMetadataTable, TokenRowPrefix+name, store.DeployFamily, TokenQualifier, 0, format.Marshal(&recordpb.WorkerToken{FormatVersion: format.Version, ExpiresTs: int64(expires)}))
 		}
-		w.set(format.DefaultMetadataTable, TokenRowPrefix+"damaged", store.DeployFamily, TokenQualifier, 0, []byte{255})
+		w.Set(format.DefaultMetadataTable, TokenRowPrefix+"damaged", store.DeployFamily, TokenQualifier, 0, []byte{255})
 		w.r.Token.Begin(w.Context())
-		w.settle()
+		w.After(time.Second)
 		var left []string
-		must(t, w.bt.Open(format.DefaultMetadataTable).ReadRows(w.Context(), bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
+		must(t, w.Client.Open(format.DefaultMetadataTable).ReadRows(w.Context(), bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
 			left = append(left, strings.TrimPrefix(r.Key(), TokenRowPrefix))
 			return true
 		}))
@@ -230,9 +234,9 @@ func TestOwnerIsDead(t *testing.T) {
 			return b
 		}
 		for name, value := range map[string][]byte{"fresh": record(base+100, format.Version), "damaged": {255}, "newer": record(base+100, format.Version+1)} {
-			w.set(format.DefaultMetadataTable, TokenRowPrefix+name, store.DeployFamily, TokenQualifier, 0, value)
+			w.Set(format.DefaultMetadataTable, TokenRowPrefix+name, store.DeployFamily, TokenQualifier, 0, value)
 		}
-		w.faults["read token"] = []error{nil, nil, nil, nil, nil, nil, status.Error(codes.Unavailable, "")}
+		w.Faults["read token"] = []error{nil, nil, nil, nil, nil, nil, status.Error(codes.Unavailable, "")}
 		for _, tt := range []struct {
 			owner string
 			now   tso.Timestamp
@@ -244,9 +248,9 @@ func TestOwnerIsDead(t *testing.T) {
 			{"fresh", 500, false, 1}, // the read fails
 			{"fresh", 500, true, 1},
 		} {
-			w.requests = nil
-			if got := token.isDead(w.Context(), tt.owner, base+tt.now); got != tt.want || len(w.requests) != tt.reads {
-				t.Errorf("%q at %d: %t, after %v", tt.owner, tt.now, got, w.requests)
+			w.Requests = nil
+			if got := token.isDead(w.Context(), tt.owner, base+tt.now); got != tt.want || len(w.Requests) != tt.reads {
+				t.Errorf("%q at %d: %t, after %v", tt.owner, tt.now, got, w.Requests)
 			}
 		}
 		for n, want := range map[int]int{outcomeCacheSize - 1: outcomeCacheSize, outcomeCacheSize: 1} { // it remembers so many

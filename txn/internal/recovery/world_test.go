@@ -1,36 +1,28 @@
 package recovery
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
-	"cloud.google.com/go/bigtable/bttest"
 	gocmp "github.com/google/go-cmp/cmp"
-	"google.golang.org/api/option"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
 )
 
 var update = flag.Bool("update", false, "write the tables in testdata")
@@ -38,86 +30,60 @@ var update = flag.Bool("update", false, "write the tables in testdata")
 // base is timestamp 0 of these tests.
 const base tso.Timestamp = 1_800_000_000_000_000
 
-// A world is a deployment with table "a", and one client, whose requests of the table and of the oracle
-// it lists. The oracle's first two answers are 1300 and 1301, and the next are an hour later.
+// A world has table "a", and one client, whose requests of the table and of the oracle it lists. The
+// oracle's first two answers are 1300 and 1301, and the next are an hour later.
 type world struct {
-	*testing.T
+	*worldtest.World
 	r     *Resolver
-	bt    *bigtable.Client
 	table *store.Table
 
 	// began, if set, is timestamp 0 of the oracle, which then follows time.
-	began time.Time
-
-	serving  sync.Mutex
-	mu       sync.Mutex
+	began    time.Time
 	asked    int
-	requests []string
 	resolved []string
-	// faults are the errors of the next requests of a kind; nil sends one, and
-	// errApplied sends it and loses the answer.
-	faults map[string][]error
-	// after is called with the number of each request. It may be nil.
-	after func(n int)
 }
 
-var errApplied = status.Error(codes.Unavailable, "applied")
+var errApplied = worldtest.ErrApplied
 
 // newWorld runs f in a world. The safe point is at safePoint, and locks are resolved up to it.
 func newWorld(t *testing.T, cfg Config, safePoint tso.Timestamp, f func(w *world), edits ...func(*recordpb.TableSchema)) {
 	t.Helper()
-	t.Setenv("BIGTABLE_EMULATOR_HOST", "") // the client would connect there, too
-	synctest.Test(t, func(t *testing.T) {
-		pipe := bufconn.Listen(1 << 20)
-		server, err := bttest.NewServerWithListener(pipe)
-		must(t, err)
-		conn, err := grpc.NewClient("passthrough:///pipe", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		must(t, err)
-		defer server.Close()
-		defer pipe.Close()
-		defer conn.Close()
-		admin, err := bigtable.NewAdminClient(t.Context(), "p", "i", option.WithGRPCConn(conn))
-		must(t, err)
-		for table, families := range map[string][]string{"a": append([]string{"f"}, format.MetadataFamilies...), format.DefaultMetadataTable: {store.DeployFamily}} {
-			conf := &bigtable.TableConf{TableID: table, ColumnFamilies: map[string]bigtable.Family{}}
-			for _, family := range families {
-				conf.ColumnFamilies[family] = bigtable.Family{GCPolicy: bigtable.NoGcPolicy()}
+	worldtest.Run(t, map[string][]string{"a": append([]string{"f"}, format.MetadataFamilies...), format.DefaultMetadataTable: {store.DeployFamily}}, func(in *worldtest.World) {
+		in.Name = func(kind, table, what string) (string, string) {
+			row := strings.TrimPrefix(what, "/")
+			switch {
+			case kind == "read" && strings.HasPrefix(row, TokenRowPrefix):
+				return "read token", row
+			case table != "a" || kind != "read" && kind != "change":
+				return "", ""
 			}
-			must(t, admin.CreateTableFromConf(t.Context(), conf))
+			return kind, row
 		}
-		w := &world{T: t, faults: map[string][]error{}}
-		w.bt, err = bigtable.NewClientWithConfig(t.Context(), "p", "i", bigtable.ClientConfig{MetricsProvider: bigtable.NoopMetricsProvider{}, DisableSession: true}, option.WithGRPCConn(conn))
-		must(t, err)
-		defer w.bt.Close()
+		w := &world{World: in}
 		schema := &recordpb.TableSchema{FormatVersion: format.Version, Families: []string{"f"}}
 		for _, edit := range edits {
 			edit(schema)
 		}
-		w.set(format.DefaultMetadataTable, store.SchemaRowPrefix+"a", store.DeployFamily, store.SchemaQualifier, 0, format.Marshal(schema))
+		w.Set(format.DefaultMetadataTable, store.SchemaRowPrefix+"a", store.DeployFamily, store.SchemaQualifier, 0, format.Marshal(schema))
 		if safePoint != 0 {
-			w.set(format.DefaultMetadataTable, store.GCRowKey, store.DeployFamily, "safe-point", 0, format.Marshal(&recordpb.SafePoint{FormatVersion: format.Version, Ts: int64(safePoint), ResolvedTs: int64(safePoint)}))
+			w.Set(format.DefaultMetadataTable, store.GCRowKey, store.DeployFamily, "safe-point", 0, format.Marshal(&recordpb.SafePoint{FormatVersion: format.Version, Ts: int64(safePoint), ResolvedTs: int64(safePoint)}))
 		}
-		s, err := store.New(t.Context(), w, store.Config{Backoff: store.Backoff{Min: 1, Max: 1}, RPCTimeout: time.Hour, SchemaMaxAge: 100 * time.Hour, Parallelism: 1})
-		must(t, err)
+		s, err := store.New(w.Context(), w, store.Config{Backoff: store.Backoff{Min: 1, Max: 1}, RPCTimeout: time.Hour, SchemaMaxAge: 100 * time.Hour, Parallelism: 1})
+		w.Must(err)
 		s.Clock.Oracle = w
-		cfg.OnConflict = func(err error) { w.note("conflict") }
+		cfg.OnConflict = func(err error) { w.Note("conflict") }
 		w.r = New(s, cfg)
-		w.table, err = s.Table(t.Context(), "a")
-		must(t, err)
+		w.table, err = s.Table(w.Context(), "a")
+		w.Must(err)
 		note := func(r format.Resolution) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
+			w.Mu.Lock()
+			defer w.Mu.Unlock()
 			w.resolved = append(w.resolved, r.Lock.Cell.Row)
 		}
 		w.r.OnResolve.Store(&note)
-		defer s.Hints.Watch(func(c format.Cell) bool { w.note("hint " + c.Row); return true })()
-		w.requests = nil
+		defer s.Hints.Watch(func(c format.Cell) bool { w.Note("hint " + c.Row); return true })()
+		w.Requests = nil
 		f(w)
-		for kind, left := range w.faults {
-			if len(left) > 0 {
-				t.Errorf("%d faults of %q have not fired", len(left), kind)
-			}
-		}
 	})
 }
 
@@ -128,33 +94,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func (w *world) note(what string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.requests = append(w.requests, what)
-	if w.after != nil {
-		w.after(len(w.requests))
-	}
-}
-
-// fault notes a request, and returns its error.
-func (w *world) fault(kind, request string) error {
-	w.note(strings.TrimSpace(kind + " " + request))
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var err error
-	if all := w.faults[kind]; len(all) > 0 {
-		err, w.faults[kind] = all[0], all[1:]
-	}
-	return err
-}
-
 func (w *world) Timestamp(ctx context.Context) (tso.Timestamp, error) {
-	if err := w.fault("oracle", ""); err != nil {
+	if err := w.Fault(ctx, "oracle", ""); err != nil {
 		return 0, err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
 	if !w.began.IsZero() {
 		return base + tso.Timestamp(time.Since(w.began).Microseconds()), ctx.Err()
 	}
@@ -163,64 +108,6 @@ func (w *world) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 		ts += tso.Timestamp(time.Hour.Microseconds())
 	}
 	return ts, ctx.Err()
-}
-
-func (w *world) OpenTable(name string) bigtable.TableAPI {
-	return &spied{w.bt.OpenTable(name), name, w}
-}
-
-// serve lets one request through: the emulator races with itself where reads meet writes.
-func (w *world) serve() (done func()) {
-	w.serving.Lock()
-	return w.serving.Unlock
-}
-
-// A spied table lists the requests of table "a" in its world.
-type spied struct {
-	bigtable.TableAPI
-	name string
-	w    *world
-}
-
-func (s *spied) ReadRow(ctx context.Context, row string, opts ...bigtable.ReadOption) (bigtable.Row, error) {
-	kind := "read"
-	if strings.HasPrefix(row, TokenRowPrefix) {
-		kind = "read token"
-	} else if s.name != "a" {
-		kind = ""
-	}
-	if kind != "" {
-		if err := s.w.fault(kind, row); err != nil {
-			return nil, err
-		}
-	}
-	defer s.w.serve()()
-	return s.TableAPI.ReadRow(ctx, row, opts...)
-}
-
-func (s *spied) Apply(ctx context.Context, row string, m *bigtable.Mutation, opts ...bigtable.ApplyOption) error {
-	var err error
-	if s.name == "a" {
-		err = s.w.fault("change", row)
-	}
-	defer s.w.serve()()
-	if err == nil || errors.Is(err, errApplied) {
-		err = cmp.Or(s.TableAPI.Apply(ctx, row, m, opts...), err)
-	}
-	return err
-}
-
-func (s *spied) ReadRows(ctx context.Context, rows bigtable.RowSet, f func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
-	defer s.w.serve()()
-	return s.TableAPI.ReadRows(ctx, rows, f, opts...)
-}
-
-// set stores one cell without the library.
-func (w *world) set(table, row, family, qualifier string, ts bigtable.Timestamp, value []byte) {
-	w.Helper()
-	m := bigtable.NewMutation()
-	m.Set(family, qualifier, ts, value)
-	must(w.T, w.bt.Open(table).Apply(w.Context(), row, m))
 }
 
 // cell is f:q of a row of table "a".
@@ -240,10 +127,10 @@ func (w *world) lock(row string, ttl time.Duration, passable bool) *format.Lock 
 		l.MinCommitTS = startTS
 	}
 	value := format.EncodeLock(l)
-	w.set("a", row, format.LockFamily, "f:q", startTS.Cell(), value)
-	w.set("a", row, "f", "q", startTS.Cell(), []byte("new"))
+	w.Set("a", row, format.LockFamily, "f:q", startTS.Cell(), value)
+	w.Set("a", row, "f", "q", startTS.Cell(), []byte("new"))
 	l, err := format.DecodeLock(l.Cell, startTS, value)
-	must(w.T, err)
+	w.Must(err)
 	return l
 }
 
@@ -251,23 +138,23 @@ func (w *world) lock(row string, ttl time.Duration, passable bool) *format.Lock 
 func (w *world) commit(row string, kind format.Kind, at tso.Timestamp) {
 	w.Helper()
 	family, value := format.WriteRecord{StartTS: startTS, Kind: kind, Primary: cell("p")}.Encode(cell(row))
-	w.set("a", row, family, "f:q", at.Cell(), value)
+	w.Set("a", row, family, "f:q", at.Cell(), value)
 	if kind == format.KindPut {
-		w.set("a", row, "f", "q", startTS.Cell(), []byte("new"))
+		w.Set("a", row, "f", "q", startTS.Cell(), []byte("new"))
 	}
 }
 
 func (w *world) rollback(row string) {
 	w.Helper()
-	w.set("a", row, format.MarkFamily, "f:q", startTS.Cell(), format.EncodeRollback(startTS))
+	w.Set("a", row, format.MarkFamily, "f:q", startTS.Cell(), format.EncodeRollback(startTS))
 }
 
 // did returns what the client asked for since the last call, what it resolved, and what is stored now.
 func (w *world) did() string {
 	w.Helper()
-	w.settle()
+	w.After(time.Second) // for what the client does in the background, and tries again there
 	var cells []string
-	must(w.T, w.bt.Open("a").ReadRows(w.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+	w.Must(w.Client.Open("a").ReadRows(w.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
 		var row []string
 		for family, items := range r {
 			for _, it := range items {
@@ -286,18 +173,12 @@ func (w *world) did() string {
 		cells = append(cells, r.Key()+"("+strings.Join(row, " ")+")")
 		return true
 	}))
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
 	slices.Sort(w.resolved)
-	out := fmt.Sprintf("%s; resolved %v; %s", repeated(w.requests), w.resolved, strings.Join(cells, " "))
-	w.requests, w.resolved = nil, nil
+	out := fmt.Sprintf("%s; resolved %v; %s", repeated(w.Requests), w.resolved, strings.Join(cells, " "))
+	w.Requests, w.resolved = nil, nil
 	return out
-}
-
-// settle waits for what the client does in the background, and tries again there.
-func (w *world) settle() {
-	<-time.After(time.Second)
-	synctest.Wait()
 }
 
 // repeated joins requests, and counts those that repeat.

@@ -22,7 +22,7 @@ import (
 func (w *world) safePoint() *recordpb.SafePoint {
 	w.Helper()
 	m := &recordpb.SafePoint{}
-	w.must(proto.Unmarshal(w.get(GCRowKey), m))
+	w.Must(proto.Unmarshal(w.get(GCRowKey), m))
 	return m
 }
 
@@ -34,7 +34,7 @@ func TestPublish(t *testing.T) {
 		if record, raw, err := s.ReadRecord(w.Context()); err != nil || raw != nil || record.Ts != 0 {
 			t.Errorf("no record: %v, %v, %v", record, raw, err)
 		}
-		w.did()
+		w.Did()
 		for _, step := range []struct {
 			ts, now, note   tso.Timestamp
 			retention       time.Duration
@@ -56,31 +56,31 @@ func TestPublish(t *testing.T) {
 			if v := s.View.Load(); v.TS != step.want || int64(v.noteUntil) != r.NoteUntilTs || !v.asked.Equal(time.Now()) {
 				t.Errorf("%+v: the client knows %+v", step, v)
 			}
-			w.expect(fmt.Sprint(step), step.request)
+			w.Expect(fmt.Sprint(step), step.request)
 		}
-		w.fail("change", errApplied)
+		w.Inject("change", errApplied)
 		if got, err := s.Publish(w.Context(), 20, 200, 1, 0); got != 20 || err != nil {
 			t.Errorf("with a lost answer: %d, %v", got, err)
 		}
-		w.expect("lost answer", "read meta/gc, change meta/gc, read meta/gc")
-		w.fail("change", lost)
-		w.fail("read", lost)
+		w.Expect("lost answer", "read meta/gc, change meta/gc, read meta/gc")
+		w.Inject("change", lost)
+		w.Inject("read", lost)
 		if got, err := s.Publish(w.Context(), 30, 200, 1, 0); got != 30 || err != nil {
 			t.Errorf("with two faults: %d, %v", got, err)
 		}
-		w.expect("two faults", "read meta/gc, read meta/gc, change meta/gc, read meta/gc, change meta/gc, read meta/gc")
-		w.fail("change", denied)
+		w.Expect("two faults", "read meta/gc, read meta/gc, change meta/gc, read meta/gc, change meta/gc, read meta/gc")
+		w.Inject("change", denied)
 		if got, err := s.Publish(w.Context(), 40, 200, 1, 0); got != 0 || !Permanent(err) || s.View.Load().TS != 30 {
 			t.Errorf("denied: %d, %v", got, err)
 		}
-		w.did()
+		w.Did()
 		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
 		defer cancel()
-		w.fail("read", lost, errNever)
+		w.Inject("read", lost, errNever)
 		if got, err := s.Publish(ctx, 40, 200, 1, 0); got != 0 || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "storing the safe point") {
 			t.Errorf("no answer: %d, %v", got, err)
 		}
-		w.expect("no answer", "read meta/gc, read meta/gc")
+		w.Expect("no answer", "read meta/gc, read meta/gc")
 		// Another collector is faster: its record is not replaced by what was read before.
 		other := w.safePoint()
 		other.Ts = 50
@@ -97,7 +97,7 @@ func TestPublish(t *testing.T) {
 		if err != nil || record.Ts != 50 || w.safePoint().Ts != 50 || w.safePoint().ResolvedTs != 5 {
 			t.Errorf("with another collector: %v, %v, stored %v", record, err, w.safePoint())
 		}
-		w.did()
+		w.Did()
 		drained, err := s.LocksResolved(w.Context(), 60, 1000, 100*time.Microsecond)
 		if r := w.safePoint(); drained != 0 || err != nil || r.ResolvedTs != 60 || r.DrainingTs != 60 || r.DrainingSinceTs != 1000 {
 			t.Errorf("resolved: %d, %v, %v", drained, err, w.safePoint())
@@ -105,7 +105,7 @@ func TestPublish(t *testing.T) {
 		if drained, err = s.LocksResolved(w.Context(), 60, 1100, 100*time.Microsecond); drained != 60 || err != nil {
 			t.Errorf("resolved, a retention later: %d, %v", drained, err)
 		}
-		w.did()
+		w.Did()
 		for value, want := range map[string]error{"\xff": format.ErrCorrupt, "\x08\x63": format.ErrFormatVersion} {
 			w.set(GCRowKey, safePointQualifier, []byte(value))
 			if _, _, err := s.ReadRecord(w.Context()); !errors.Is(err, want) {
@@ -114,11 +114,11 @@ func TestPublish(t *testing.T) {
 			if _, err := s.Publish(w.Context(), 70, 200, 1, 0); !errors.Is(err, want) {
 				t.Errorf("published over %q: %v", value, err)
 			}
-			w.expect(value, "read meta/gc, read meta/gc")
+			w.Expect(value, "read meta/gc, read meta/gc")
 			if st, err := New(w.Context(), w, Config{}); st != nil || !errors.Is(err, want) {
 				t.Errorf("a client over %q: %v", value, err)
 			}
-			w.did()
+			w.Did()
 		}
 	})
 }
@@ -136,18 +136,18 @@ func TestIsLate(t *testing.T) {
 			if late, err := s.IsLate(w.Context(), tt.ts); late != tt.want || err != nil {
 				t.Errorf("%d is late: %t, %v", tt.ts, late, err)
 			}
-			w.expect(fmt.Sprint(tt.ts), tt.did)
+			w.Expect(fmt.Sprint(tt.ts), tt.did)
 		}
-		w.fail("read", lost)
+		w.Inject("read", lost)
 		if late, err := s.IsLate(w.Context(), 50); !late || err != nil {
 			t.Errorf("after a fault: %t, %v", late, err)
 		}
-		w.fail("read", denied)
+		w.Inject("read", denied)
 		if late, err := s.IsLate(w.Context(), 50); late || !Permanent(err) {
 			t.Errorf("denied: %t, %v", late, err)
 		}
-		w.after(gctime.SafePointMaxAge() + 1)
-		w.fail("read", denied)
+		w.After(gctime.SafePointMaxAge() + 1)
+		w.Inject("read", denied)
 		if late, err := s.IsLate(w.Context(), 50); late || !Permanent(err) {
 			t.Errorf("without a safe point: %t, %v", late, err)
 		}
@@ -164,29 +164,29 @@ func TestCurrent(t *testing.T) {
 			if got, err := s.Current(w.Context()); got != want || err != nil {
 				t.Errorf("safe point %d, %v, want %d", got, err, want)
 			}
-			w.expect("current", did)
+			w.Expect("current", did)
 		}
 		w.set(GCRowKey, safePointQualifier, format.Marshal(&recordpb.SafePoint{FormatVersion: format.Version, Ts: 100}))
-		w.after(gctime.SafePointMaxAge())
+		w.After(gctime.SafePointMaxAge())
 		current(0, "")
-		w.after(1)
+		w.After(1)
 		current(100, "read meta/gc")
 		current(100, "")
-		w.after(gctime.SafePointMaxAge() + 1)
-		w.fail("read", lost, lost)
+		w.After(gctime.SafePointMaxAge() + 1)
+		w.Inject("read", lost, lost)
 		current(100, "read meta/gc, read meta/gc, read meta/gc")
-		w.after(gctime.SafePointMaxAge() + 1)
+		w.After(gctime.SafePointMaxAge() + 1)
 		errs := make(chan error)
 		for range 5 {
 			go func() { _, err := s.Current(w.Context()); errs <- err }()
 		}
 		for range 5 {
-			w.must(<-errs)
+			w.Must(<-errs)
 		}
-		w.expect("five calls", "read meta/gc")
+		w.Expect("five calls", "read meta/gc")
 
-		w.after(gctime.SafePointMaxAge() + 1)
-		w.fail("read", denied)
+		w.After(gctime.SafePointMaxAge() + 1)
+		w.Inject("read", denied)
 		if _, err := s.Current(w.Context()); !Permanent(err) {
 			t.Errorf("denied: %v", err)
 		}
@@ -197,7 +197,7 @@ func TestCurrent(t *testing.T) {
 			"split":      func() error { _, _, err := s.splitTooOld(w.Context(), []RowMutation{{StartTS: 1000}}); return err },
 			"after read": func() error { return s.AfterRead(w.Context(), 1000, nil) },
 		} {
-			w.fail("read", denied)
+			w.Inject("read", denied)
 			if err := check(); !Permanent(err) || errors.Is(err, format.ErrTooOld) {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -205,15 +205,15 @@ func TestCurrent(t *testing.T) {
 		if forgotten, _ := s.Forgotten(canceled(w.Context()), 1000); !forgotten {
 			t.Error("not forgotten, without a safe point")
 		}
-		w.did()
+		w.Did()
 		ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 		defer cancel()
-		w.fail("read", lost, errNever, errNever, errNever, errNever)
+		w.Inject("read", lost, errNever, errNever, errNever, errNever)
 		if _, err := s.Current(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "reading the safe point from row") {
 			t.Errorf("never answered: %v", err)
 		}
-		w.expect("never answered", "read meta/gc, read meta/gc, read meta/gc, read meta/gc")
-		w.fail("read")
+		w.Expect("never answered", "read meta/gc, read meta/gc, read meta/gc, read meta/gc")
+		w.Inject("read")
 		// Another call reads it: a caller that waits for that ends with its context.
 		s.reading <- struct{}{}
 		if err := s.readNewer(canceled(w.Context()), s.View.Load()); !errors.Is(err, context.Canceled) {
@@ -225,11 +225,11 @@ func TestCurrent(t *testing.T) {
 		}
 		for value, want := range map[string]error{"\xff": format.ErrCorrupt, "\x08\x63": format.ErrFormatVersion} {
 			w.set(GCRowKey, safePointQualifier, []byte(value))
-			w.did()
+			w.Did()
 			if _, err := s.Current(w.Context()); !errors.Is(err, want) {
 				t.Errorf("%q: %v", value, err)
 			}
-			w.expect("it cannot be read", "read meta/gc")
+			w.Expect("it cannot be read", "read meta/gc")
 		}
 	})
 }
@@ -267,7 +267,7 @@ func TestTooOldErrors(t *testing.T) {
 				t.Fatalf("changes are not noted: %v", err)
 			}
 		}
-		w.after(time.Microsecond)
+		w.After(time.Microsecond)
 		if s.NotesChanges() {
 			t.Error("changes are noted for longer")
 		}
@@ -303,41 +303,41 @@ func TestKeepFresh(t *testing.T) {
 		})
 		set := func(b bool) { mu.Lock(); defer mu.Unlock(); busy = b }
 		s.Need() // it is not resting
-		w.after(interval - 1)
-		w.expect("soon", "")
-		w.after(1)
-		w.expect("idle", "")
+		w.After(interval - 1)
+		w.Expect("soon", "")
+		w.After(1)
+		w.Expect("idle", "")
 		set(true)
-		w.after(interval)
-		w.expect("busy", "read meta/gc")
+		w.After(interval)
+		w.Expect("busy", "read meta/gc")
 		set(false)
 		if _, err := s.Current(w.Context()); err != nil {
 			t.Error(err)
 		}
-		w.after(interval)
-		w.expect("used", "read meta/gc")
-		w.after(interval)
-		w.expect("idle again", "")
+		w.After(interval)
+		w.Expect("used", "read meta/gc")
+		w.After(interval)
+		w.Expect("idle again", "")
 		s.Need()
 		s.Need()
 		synctest.Wait()
-		w.expect("needed", "read meta/gc")
+		w.Expect("needed", "read meta/gc")
 		s.Need()
 		synctest.Wait()
-		w.expect("needed again, soon", "")
+		w.Expect("needed again, soon", "")
 		set(true)
-		w.fail("read", errNever)
-		w.after(interval)
-		w.expect("busy, not answered", "read meta/gc")
-		w.after(interval)
-		w.expect("again", "read meta/gc")
+		w.Inject("read", errNever)
+		w.After(interval)
+		w.Expect("busy, not answered", "read meta/gc")
+		w.After(interval)
+		w.Expect("again", "read meta/gc")
 		mu.Lock()
 		if also != 7 {
 			t.Errorf("also ran %d times", also)
 		}
 		mu.Unlock()
 		s.Close()
-		w.after(time.Minute)
-		w.expect("closed", "")
+		w.After(time.Minute)
+		w.Expect("closed", "")
 	})
 }

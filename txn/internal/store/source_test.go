@@ -28,11 +28,11 @@ func TestSchemaSource(t *testing.T) {
 	const maxAge = time.Minute
 	inWorld(t, func(w *world) {
 		w.schema(&recordpb.TableSchema{Families: []string{"f"}})
-		s := w.store(Config{SchemaMaxAge: maxAge, Admin: w.admin})
+		s := w.store(Config{SchemaMaxAge: maxAge, Admin: w.Admin})
 		table, err := s.Table(w.Context(), "a")
-		w.must(err)
+		w.Must(err)
 		src := &table.Schema
-		w.expect("the first", withCheck+", describe")
+		w.Expect("the first", withCheck+", describe")
 		families := func(want ...string) {
 			w.Helper()
 			if got := src.latest.Load().Families; !slices.Equal(got, want) {
@@ -41,7 +41,7 @@ func TestSchemaSource(t *testing.T) {
 		}
 		families(format.AckFamily, "f")
 		again, err := s.Table(w.Context(), "a")
-		if w.must(err); again != table {
+		if w.Must(err); again != table {
 			t.Error("another table")
 		}
 		fresh := func(what, did string) {
@@ -49,84 +49,84 @@ func TestSchemaSource(t *testing.T) {
 			if _, err := src.Fresh(w.Context()); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
-			w.expect(what, did)
+			w.Expect(what, did)
 		}
-		w.after(maxAge)
+		w.After(maxAge)
 		fresh("at its age", "")
-		w.after(1)
+		w.After(1)
 		fresh("too old", withCheck+", describe, change meta/families/a")
 		check := string(w.get(FamiliesRowPrefix + "a"))
 		if families, ok := checkedFamilies(check); !ok || !slices.Equal(families, []string{format.AckFamily, "f"}) {
 			t.Errorf("stored check %q", check)
 		}
-		w.after(maxAge + 1)
+		w.After(maxAge + 1)
 		fresh("too old again", withCheck+", describe, change meta/families/a")
 		if string(w.get(FamiliesRowPrefix+"a")) == check {
 			t.Error("the check is the same")
 		}
 		// Another client has checked, and its result counts.
 		w.set(FamiliesRowPrefix+"a", FamiliesQualifier, []byte("1 other f g"))
-		w.after(maxAge + 1)
+		w.After(maxAge + 1)
 		fresh("another client's check", withCheck)
 		families("f", "g")
-		w.after(maxAge + 1)
+		w.After(maxAge + 1)
 		fresh("the same again", withCheck+", describe, change meta/families/a")
 		families(format.AckFamily, "f")
 		w.set(FamiliesRowPrefix+"a", FamiliesQualifier, []byte("2 other h"))
-		w.after(maxAge + 1)
+		w.After(maxAge + 1)
 		fresh("a check of another version", withCheck+", describe, change meta/families/a")
 		// Newer and Reload ask the admin service themselves, and store a result that is another one.
 		if _, err := src.Newer(w.Context(), src.latest.Load()); err != nil {
 			t.Error(err)
 		}
-		w.expect("newer", withCheck+", describe")
-		w.must(w.admin.CreateColumnFamily(w.Context(), "a", "g"))
-		w.must(src.Reload(w.Context()))
-		w.expect("another family", withCheck+", describe, change meta/families/a")
+		w.Expect("newer", withCheck+", describe")
+		w.Must(w.Admin.CreateColumnFamily(w.Context(), "a", "g"))
+		w.Must(src.Reload(w.Context()))
+		w.Expect("another family", withCheck+", describe, change meta/families/a")
 		families(format.AckFamily, "f", "g")
 		old := *src.latest.Load()
 		old.loaded = old.loaded.Add(-1)
 		if got, err := src.Newer(w.Context(), &old); err != nil || got != src.latest.Load() {
 			t.Errorf("newer than an old one: %v, %v", got, err)
 		}
-		w.expect("newer than an old one", "")
+		w.Expect("newer than an old one", "")
 		// Reads of everything else.
-		w.must(src.CheckRead(w.Context(), Selection{Columns: []format.Column{{Family: "g"}}}))
-		w.expect("a known family", "")
-		w.must(w.admin.CreateColumnFamily(w.Context(), "a", "h"))
-		w.must(src.CheckRead(w.Context(), Selection{Columns: []format.Column{{Family: "h"}}}))
-		w.expect("a new family", withCheck+", describe, change meta/families/a")
+		w.Must(src.CheckRead(w.Context(), Selection{Columns: []format.Column{{Family: "g"}}}))
+		w.Expect("a known family", "")
+		w.Must(w.Admin.CreateColumnFamily(w.Context(), "a", "h"))
+		w.Must(src.CheckRead(w.Context(), Selection{Columns: []format.Column{{Family: "h"}}}))
+		w.Expect("a new family", withCheck+", describe, change meta/families/a")
 		if err := src.CheckRead(w.Context(), Selection{Columns: []format.Column{{Family: "i"}}}); !errors.Is(err, format.ErrSchema) || !strings.Contains(err.Error(), `no family "i"`) {
 			t.Error(err)
 		}
-		w.expect("no family", withCheck+", describe")
-		w.fail("scan", denied)
+		w.Expect("no family", withCheck+", describe")
+		w.Inject("scan", denied)
 		if err := src.CheckRead(w.Context(), Selection{Columns: []format.Column{{Family: "i"}}}); !Permanent(err) {
 			t.Error(err)
 		}
-		w.did()
+		w.Did()
 		// The result of a check whose storing fails counts for this client.
 		w.set(FamiliesRowPrefix+"a", FamiliesQualifier, []byte("1 again f"))
-		w.after(maxAge + 1)
+		w.After(maxAge + 1)
 		fresh("another client's check", withCheck)
-		w.fail("change", lost)
-		w.after(maxAge + 1)
+		w.Inject("change", lost)
+		w.After(maxAge + 1)
 		fresh("not stored", withCheck+", describe, change meta/families/a")
 		families(format.AckFamily, "f", "g", "h")
-		w.after(maxAge + 1)
+		w.After(maxAge + 1)
 		fresh("so it asks again", withCheck+", describe, change meta/families/a")
 		// Errors.
-		w.after(maxAge + 1)
-		w.fail("describe", denied)
+		w.After(maxAge + 1)
+		w.Inject("describe", denied)
 		if _, err := src.Fresh(w.Context()); !Permanent(err) {
 			t.Error(err)
 		}
-		w.did()
-		w.must(w.admin.DeleteColumnFamily(w.Context(), "a", format.MarkFamily))
+		w.Did()
+		w.Must(w.Admin.DeleteColumnFamily(w.Context(), "a", format.MarkFamily))
 		if _, err := src.Fresh(w.Context()); !errors.Is(err, format.ErrSchema) || !strings.Contains(err.Error(), "families _mark are missing") {
 			t.Error(err)
 		}
-		w.must(w.admin.SetGCPolicy(w.Context(), "a", "f", bigtable.MaxVersionsPolicy(1)))
+		w.Must(w.Admin.SetGCPolicy(w.Context(), "a", "f", bigtable.MaxVersionsPolicy(1)))
 		if _, err := src.Fresh(w.Context()); !errors.Is(err, format.ErrSchema) || !strings.Contains(err.Error(), "policy") {
 			t.Error(err)
 		}
@@ -139,13 +139,13 @@ func TestSchemaQuota(t *testing.T) {
 	exhausted := status.Error(codes.ResourceExhausted, "quota")
 	inWorld(t, func(w *world) {
 		w.schema(&recordpb.TableSchema{Families: []string{"f"}})
-		s := w.store(Config{Admin: w.admin})
-		w.fail("describe", exhausted, exhausted)
+		s := w.store(Config{Admin: w.Admin})
+		w.Inject("describe", exhausted, exhausted)
 		began := time.Now()
 		if _, err := s.Table(w.Context(), "a"); err != nil {
 			t.Error(err)
 		}
-		w.expect("two refusals", withCheck+", describe, "+withCheck+", describe, "+withCheck+", describe, change meta/families/a")
+		w.Expect("two refusals", withCheck+", describe, "+withCheck+", describe, "+withCheck+", describe, change meta/families/a")
 		if d := time.Since(began); d <= 0 || d > time.Second {
 			t.Errorf("it paused for %v", d)
 		}
@@ -153,26 +153,26 @@ func TestSchemaQuota(t *testing.T) {
 			t.Error("it keeps other tables waiting")
 		}
 		table, src := s.tables["a"], &s.tables["a"].Schema
-		w.fail("describe", exhausted)
+		w.Inject("describe", exhausted)
 		done := make(chan error)
 		s.refused <- struct{}{} // another table waits for the quota
 		go func() { _, err := src.Newer(w.Context(), src.latest.Load()); done <- err }()
-		w.after(time.Hour)
-		w.expect("another table waits", withCheck+", describe")
+		w.After(time.Hour)
+		w.Expect("another table waits", withCheck+", describe")
 		w.set(FamiliesRowPrefix+table.Name, FamiliesQualifier, []byte("1 other f x"))
 		<-s.refused
-		w.must(<-done)
-		w.expect("another client's check", withCheck)
+		w.Must(<-done)
+		w.Expect("another client's check", withCheck)
 		if got := src.latest.Load().Families; !slices.Equal(got, []string{"f", "x"}) {
 			t.Errorf("families %v", got)
 		}
 		ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 		defer cancel()
-		w.fail("describe", slices.Repeat([]error{exhausted}, 1000)...)
+		w.Inject("describe", slices.Repeat([]error{exhausted}, 1000)...)
 		if _, err := src.Newer(ctx, src.latest.Load()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "verifying the families") || !strings.Contains(err.Error(), "quota") {
 			t.Error(err)
 		}
-		if n := strings.Count(w.did(), "describe"); n < 5 || n > 40 {
+		if n := strings.Count(strings.Join(w.Did(), ","), "describe"); n < 5 || n > 40 {
 			t.Errorf("%d requests in a minute", n)
 		}
 		ctx, cancel = context.WithTimeout(w.Context(), time.Minute)
@@ -181,7 +181,7 @@ func TestSchemaQuota(t *testing.T) {
 		if _, err := src.Newer(ctx, src.latest.Load()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "quota") {
 			t.Error(err)
 		}
-		w.fail("describe")
+		w.Inject("describe")
 	})
 }
 
@@ -194,7 +194,7 @@ func TestSchemaForReads(t *testing.T) {
 			w.schema(&recordpb.TableSchema{Families: []string{"f"}, Expiries: []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1}}})
 			cfg, scan, reload := Config{SchemaMaxAge: maxAge}, recordOnly, recordOnly
 			if admin {
-				cfg.Admin, scan, reload = w.admin, withCheck, withCheck+", describe, change meta/families/a"
+				cfg.Admin, scan, reload = w.Admin, withCheck, withCheck+", describe, change meta/families/a"
 			}
 			s := w.store(cfg)
 			unopened := s.NewTable("a")
@@ -202,66 +202,66 @@ func TestSchemaForReads(t *testing.T) {
 				t.Errorf("a table that was not opened: %v, %v", e, err)
 			}
 			table, err := s.Table(w.Context(), "a")
-			w.must(err)
+			w.Must(err)
 			src := &table.Schema
-			w.did()
+			w.Did()
 			expiries := func(what string, after tso.Timestamp, did string) {
 				w.Helper()
 				if e, err := src.FreshExpiries(w.Context()); err != nil || e["f"].After != after || src.Expiries()["f"].After != after {
 					t.Errorf("%s: %v, %v", what, e, err)
 				}
-				w.expect(what, did)
+				w.Expect(what, did)
 			}
 			w.schema(&recordpb.TableSchema{Families: []string{"f", "g"}, Expiries: []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 2}}, Journal: recordpb.Journal_JOURNAL_ALWAYS})
-			w.after(maxAge)
+			w.After(maxAge)
 			expiries("at its age", 1, "")
-			w.after(1)
+			w.After(1)
 			expiries("too old", 2, scan)
 			if got := src.latest.Load().Families; slices.Contains(got, "g") == admin || !src.Journaled() {
 				t.Errorf("families %v", got)
 			}
-			w.after(maxAge + 1)
-			w.fail("scan", denied)
+			w.After(maxAge + 1)
+			w.Inject("scan", denied)
 			if _, err := src.FreshExpiries(w.Context()); !Permanent(err) || len(src.reloading) != 0 {
 				t.Errorf("denied: %v", err)
 			}
-			w.did()
+			w.Did()
 			src.reloading <- struct{}{}
 			if _, err := src.FreshExpiries(canceled(w.Context())); !errors.Is(err, context.Canceled) {
 				t.Errorf("another call reads it: %v", err)
 			}
 			<-src.reloading
-			w.must(src.Reload(w.Context()))
-			w.did()
+			w.Must(src.Reload(w.Context()))
+			w.Did()
 			// The background.
 			src.Current()
-			w.after(0)
-			w.expect("young", "")
-			w.after(maxAge*9/10 - 1)
+			w.After(0)
+			w.Expect("young", "")
+			w.After(maxAge*9/10 - 1)
 			src.Current()
-			w.after(0)
-			w.expect("almost young", "")
-			w.after(maxAge / 10)
+			w.After(0)
+			w.Expect("almost young", "")
+			w.After(maxAge / 10)
 			before := src.latest.Load()
 			if src.Current() != before {
 				t.Error("it waits for the record")
 			}
 			src.Current() // one reload at a time
-			w.after(0)
-			w.expect("old", reload)
-			w.after(maxAge)
-			w.fail("scan", denied)
+			w.After(0)
+			w.Expect("old", reload)
+			w.After(maxAge)
+			w.Inject("scan", denied)
 			src.Current()
-			w.after(0)
-			w.expect("denied", scan)
+			w.After(0)
+			w.Expect("denied", scan)
 			src.Current()
-			w.after(time.Second - 1)
-			w.expect("not at once again", "")
-			w.after(1)
+			w.After(time.Second - 1)
+			w.Expect("not at once again", "")
+			w.After(1)
 			src.Current()
-			w.after(0)
-			w.expect("again", reload)
-			w.after(maxAge)
+			w.After(0)
+			w.Expect("again", reload)
+			w.After(maxAge)
 			s.Background.closed = true // it takes no work
 			src.Current()
 			if len(src.reloading) != 0 {
@@ -282,7 +282,7 @@ func TestReplaceSchema(t *testing.T) {
 		}
 		stored := func() *recordpb.TableSchema {
 			m := &recordpb.TableSchema{}
-			w.must(proto.Unmarshal(w.get(SchemaRowPrefix+"a"), m))
+			w.Must(proto.Unmarshal(w.get(SchemaRowPrefix+"a"), m))
 			return m
 		}
 		add := func(family string) func(*recordpb.TableSchema) error {
@@ -294,28 +294,28 @@ func TestReplaceSchema(t *testing.T) {
 			}
 		}
 		const read, change = "read meta/schema/a", "change meta/schema/a"
-		w.must(replace(add("f")))
-		w.expect("no record", read+", "+change)
-		w.must(replace(add("f")))
-		w.expect("nothing to change", read)
-		w.must(replace(func(*recordpb.TableSchema) error { return nil }))
-		w.expect("no edit", read)
+		w.Must(replace(add("f")))
+		w.Expect("no record", read+", "+change)
+		w.Must(replace(add("f")))
+		w.Expect("nothing to change", read)
+		w.Must(replace(func(*recordpb.TableSchema) error { return nil }))
+		w.Expect("no edit", read)
 		raced := false
-		w.must(replace(func(m *recordpb.TableSchema) error {
+		w.Must(replace(func(m *recordpb.TableSchema) error {
 			if !raced {
 				raced = true
 				w.schema(&recordpb.TableSchema{Families: []string{"f", "other"}})
 			}
 			return add("g")(m)
 		}))
-		w.expect("another client", read+", "+change+", "+read+", "+change)
+		w.Expect("another client", read+", "+change+", "+read+", "+change)
 		if got := stored(); !slices.Equal(got.Families, []string{"f", "other", "g"}) || got.FormatVersion != format.Version {
 			t.Errorf("stored %v", got)
 		}
 		w.set(SchemaRowPrefix+"a", SchemaQualifier, nil)
-		w.must(w.bt.Open(format.DefaultMetadataTable).Apply(w.Context(), SchemaRowPrefix+"a", deleteRow()))
+		w.Must(w.Client.Open(format.DefaultMetadataTable).Apply(w.Context(), SchemaRowPrefix+"a", deleteRow()))
 		raced = false
-		w.must(replace(func(m *recordpb.TableSchema) error {
+		w.Must(replace(func(m *recordpb.TableSchema) error {
 			if !raced {
 				raced = true
 				w.schema(&recordpb.TableSchema{Families: []string{"first"}})
@@ -325,28 +325,28 @@ func TestReplaceSchema(t *testing.T) {
 		if got := stored(); !slices.Equal(got.Families, []string{"first", "g"}) {
 			t.Errorf("stored %v", got)
 		}
-		w.did()
+		w.Did()
 		stop := errors.New("stop")
 		if err := replace(func(*recordpb.TableSchema) error { return stop }); err != stop {
 			t.Error(err)
 		}
-		w.expect("stopped", read)
+		w.Expect("stopped", read)
 		for kind, want := range map[string]string{"read": read, "change": read + ", " + change} {
-			w.fail(kind, lost)
+			w.Inject(kind, lost)
 			if err := replace(add(kind)); !Transient(err) {
 				t.Errorf("%s: %v", kind, err)
 			}
-			w.expect(kind, want)
+			w.Expect(kind, want)
 		}
 		for kind, want := range map[string]string{"read": read, "change": read + ", " + change} {
-			w.fail(kind, errNever)
+			w.Inject(kind, errNever)
 			if err := replace(add(kind)); status.Code(errors.Unwrap(err)) != codes.DeadlineExceeded && !Transient(err) {
 				t.Errorf("%s: %v", kind, err)
 			}
-			w.expect(kind, want)
+			w.Expect(kind, want)
 		}
 		w.schema(&recordpb.TableSchema{BulkPrewrite: true, BulkPrewriteFromTs: 5})
-		w.must(replace(func(m *recordpb.TableSchema) error {
+		w.Must(replace(func(m *recordpb.TableSchema) error {
 			if m.BulkPrewrite || m.BulkPrewriteFromTs != 0 {
 				t.Error("an older record allows bulk prewrites")
 			}

@@ -26,7 +26,7 @@ func TestTables(t *testing.T) {
 				t.Errorf("%q: %v, %v", name, table, err)
 			}
 		}
-		w.did()
+		w.Did()
 		tables := make(chan *Table)
 		for range 5 {
 			go func() { table, _ := s.Table(w.Context(), "a"); tables <- table }()
@@ -37,7 +37,7 @@ func TestTables(t *testing.T) {
 				t.Errorf("%p and %p", table, first)
 			}
 		}
-		w.expect("five calls", recordOnly)
+		w.Expect("five calls", recordOnly)
 		if len(s.opening) != 0 {
 			t.Errorf("opening %v", s.opening)
 		}
@@ -50,11 +50,11 @@ func TestTables(t *testing.T) {
 			rows = append(rows, fmt.Sprintf("%s %d", r.Key(), len(v)))
 			return len(rows) != 2, nil
 		}
-		w.must(s.MetadataRows(w.Context(), SchemaRowPrefix, SchemaQualifier, more))
+		w.Must(s.MetadataRows(w.Context(), SchemaRowPrefix, SchemaQualifier, more))
 		w.set(SchemaRowPrefix+"c", "other", nil)
 		w.set(SchemaRowPrefix+"c", SchemaQualifier, nil)
 		rows = append(rows, "x")
-		w.must(s.MetadataRows(w.Context(), SchemaRowPrefix, SchemaQualifier, more))
+		w.Must(s.MetadataRows(w.Context(), SchemaRowPrefix, SchemaQualifier, more))
 		if !slices.Equal(rows, []string{"schema/a 5", "schema/b 2", "x", "schema/a 5", "schema/b 2", "schema/c 0"}) {
 			t.Errorf("rows %q", rows)
 		}
@@ -68,18 +68,18 @@ func TestTables(t *testing.T) {
 		if got := s.registered(format.Cell{Table: "a", Family: "f", Qualifier: "q"}); len(got) != 1 {
 			t.Errorf("registered %v", got)
 		}
-		w.fail("bulk", denied)
+		w.Inject("bulk", denied)
 		if err := s.Mutate(w.Context(), map[string][]RowMutation{"a": {{Row: "r", Mut: bigtable.NewMutation(), Ops: 1}}, "none": {{Row: "r"}}}); !errors.Is(err, format.ErrNotInitialized) || !Permanent(err) {
 			t.Error(err)
 		}
-		w.did()
+		w.Did()
 		pages := func(read func(context.Context, string, bigtable.RowSet, func(*Table) bigtable.Filter, func(*Table, []bigtable.Row) (bool, error)) error, table string) error {
 			return read(w.Context(), table, nil, func(*Table) bigtable.Filter { return bigtable.PassAllFilter() }, func(*Table, []bigtable.Row) (bool, error) { return true, nil })
 		}
-		w.fail("scan", lost)
-		w.must(pages(s.Pages, "a"))
-		w.expect("pages", "scan a[(∞,∞)], scan a[(∞,∞)]")
-		w.fail("scan", lost)
+		w.Inject("scan", lost)
+		w.Must(pages(s.Pages, "a"))
+		w.Expect("pages", "scan a[(∞,∞)], scan a[(∞,∞)]")
+		w.Inject("scan", lost)
 		if err := pages(s.TryPages, "a"); !Transient(err) {
 			t.Error(err)
 		}
@@ -87,8 +87,8 @@ func TestTables(t *testing.T) {
 			t.Errorf("%v, %d open", err, s.open)
 		}
 		// The end: what is open may end first.
-		w.must(s.Enter())
-		w.must(s.Enter())
+		w.Must(s.Enter())
+		w.Must(s.Enter())
 		if !s.BeginClose() || s.BeginClose() {
 			t.Error("it begins to close once")
 		}
@@ -106,7 +106,7 @@ func TestTables(t *testing.T) {
 		}
 		s.Leave()
 		<-s.idle
-		w.must(s.Drain(w.Context()))
+		w.Must(s.Drain(w.Context()))
 		s.EndClose()
 		for what, err := range map[string]error{
 			"table":    func() error { _, err := s.Table(w.Context(), "a"); return err }(),
@@ -119,7 +119,7 @@ func TestTables(t *testing.T) {
 			}
 		}
 		other := w.store(Config{})
-		w.must(other.Enter())
+		w.Must(other.Enter())
 		other.BeginClose()
 		if err := other.Drain(canceled(w.Context())); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "neither committed nor rolled back") {
 			t.Error(err)
@@ -127,8 +127,8 @@ func TestTables(t *testing.T) {
 		idle := w.store(Config{})
 		idle.BeginClose()
 		<-idle.idle
-		w.must(idle.Drain(w.Context()))
-		w.must(w.admin.DeleteTable(w.Context(), format.DefaultMetadataTable))
+		w.Must(idle.Drain(w.Context()))
+		w.Must(w.Admin.DeleteTable(w.Context(), format.DefaultMetadataTable))
 		if _, err := New(w.Context(), w, Config{}); !errors.Is(err, format.ErrNotInitialized) || !strings.Contains(err.Error(), "does not exist") {
 			t.Error(err)
 		}
@@ -140,8 +140,8 @@ func TestOracleTimes(t *testing.T) {
 	inWorld(t, func(w *world) {
 		s := w.store(Config{})
 		c := &s.Clock
-		w.after(time.Second)
-		w.fail("oracle", denied)
+		w.After(time.Second)
+		w.Inject("oracle", denied)
 		if _, err := c.Timestamp(w.Context()); !errors.Is(err, denied) {
 			t.Errorf("denied: %v", err)
 		}
@@ -158,14 +158,14 @@ func TestOracleTimes(t *testing.T) {
 		if ts != filterBase+1 || !asked.Equal(began) || err != nil || c.Newest() != 0 || s.Counters.Timestamps.Load() != before+1 {
 			t.Errorf("commit at %d, asked %v, %v; newest %d", ts, asked, err, c.Newest())
 		}
-		w.after(time.Millisecond)
+		w.After(time.Millisecond)
 		if c.Now() != ts+1000 {
 			t.Errorf("now %d", c.Now()-ts)
 		}
 		if ts, err = c.Timestamp(w.Context()); ts != filterBase+2 || err != nil || c.Newest() != ts || !c.isStart {
 			t.Errorf("start at %d, %v; newest %d", ts, err, c.Newest())
 		}
-		w.did()
+		w.Did()
 		cell := format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"}
 		for _, tt := range []struct {
 			ts   tso.Timestamp
@@ -175,12 +175,12 @@ func TestOracleTimes(t *testing.T) {
 			if err := c.Confirm(w.Context(), cell, tt.ts); !errors.Is(err, tt.want) || tt.want == nil && err != nil {
 				t.Errorf("a commit at %d: %v", tt.ts-filterBase, err)
 			}
-			w.expect(fmt.Sprint(tt), tt.did)
+			w.Expect(fmt.Sprint(tt), tt.did)
 		}
 		w.now = c.Now() + 2*maxUnconfirmed
-		w.must(c.Confirm(w.Context(), cell, w.now+1))
-		w.expect("the oracle is ahead", "oracle")
-		w.fail("oracle", denied)
+		w.Must(c.Confirm(w.Context(), cell, w.now+1))
+		w.Expect("the oracle is ahead", "oracle")
+		w.Inject("oracle", denied)
 		if err := c.Confirm(w.Context(), cell, w.now+2*maxUnconfirmed); err == nil || errors.Is(err, format.ErrCorrupt) {
 			t.Errorf("without the oracle: %v", err)
 		}
@@ -191,7 +191,7 @@ func TestOracleTimes(t *testing.T) {
 				t.Errorf("the oracle answered %d: %d, %v", ts, got, err)
 			}
 		}
-		w.fail("oracle", denied)
+		w.Inject("oracle", denied)
 		if ts, err := c.Timestamp(w.Context()); ts != 0 || err == nil || c.Newest() != newest {
 			t.Errorf("failed: %d, %v", ts, err)
 		}
@@ -210,8 +210,8 @@ func TestNotifiable(t *testing.T) {
 		w.schema(record)
 		s := w.store(Config{})
 		_, err := s.Table(w.Context(), "a")
-		w.must(err)
-		w.did()
+		w.Must(err)
+		w.Did()
 		for _, tt := range []struct {
 			qualifier string
 			weak      bool
@@ -221,44 +221,44 @@ func TestNotifiable(t *testing.T) {
 			{"strong", false, "", ""}, {"strong", true, recordOnly, "takes no weak notifications"}, {"weak", true, "", ""}, {"weak", false, "", ""},
 			{"none", false, recordOnly, "no observer is registered"}, {"none", true, recordOnly, "no observer is registered"},
 		} {
-			w.after(time.Microsecond)
+			w.After(time.Microsecond)
 			err := CheckNotifiable(w.Context(), s, format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: tt.qualifier}, tt.weak)
 			if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, format.ErrSchema) || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("%+v: %v", tt, err)
 			}
-			w.expect(fmt.Sprint(tt), tt.did)
+			w.Expect(fmt.Sprint(tt), tt.did)
 		}
 		record.Observed = append(record.Observed, observed("f", "none", false, "o"), observed("f*", "x", false, "o"))
 		record.FormatVersion = format.PatternVersion
 		w.schema(record)
-		w.after(1)
-		w.must(CheckNotifiable(w.Context(), s, format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "none"}, false))
-		w.after(1)
+		w.After(1)
+		w.Must(CheckNotifiable(w.Context(), s, format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "none"}, false))
+		w.After(1)
 		long := format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: strings.Repeat("x", format.MaxColumnKey-8)}
 		for cell, want := range map[format.Cell]error{{}: format.ErrInvalid, {Table: "none", Row: "r", Family: "f"}: format.ErrNotInitialized, long: format.ErrLimit} {
 			if err := CheckNotifiable(w.Context(), s, cell, false); !errors.Is(err, want) {
 				t.Errorf("%.20v: %v", cell, err)
 			}
 		}
-		w.fail("scan", denied)
+		w.Inject("scan", denied)
 		if err := CheckNotifiable(w.Context(), s, format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "y"}, false); !Permanent(err) {
 			t.Error(err)
 		}
-		w.after(2 * time.Minute)
-		w.fail("scan", denied)
+		w.After(2 * time.Minute)
+		w.Inject("scan", denied)
 		if err := CheckNotifiable(w.Context(), s, format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "weak"}, true); !Permanent(err) {
 			t.Error(err)
 		}
 		// Notify cells: one mutation for cells of a row that follow each other.
-		w.did()
+		w.Did()
 		var cells []format.Cell
 		for _, c := range []string{"ra", "rb", "sa", "rc"} {
 			cells = append(cells, format.Cell{Table: "a", Row: c[:1], Family: "f", Qualifier: c[1:]})
 		}
-		w.must(WriteNotifications(w.Context(), s, cells, filterBase, []byte("v")))
-		w.expect("notify", "bulk a[r s r]")
+		w.Must(WriteNotifications(w.Context(), s, cells, filterBase, []byte("v")))
+		w.Expect("notify", "bulk a[r s r]")
 		var stored []string
-		w.must(w.bt.Open("a").ReadRows(w.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+		w.Must(w.Client.Open("a").ReadRows(w.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
 			for _, it := range r[format.NotifyFamily] {
 				stored = append(stored, fmt.Sprintf("%s %s %s %d", r.Key(), it.Column, it.Value, tso.FromCell(it.Timestamp)-filterBase))
 			}
@@ -271,9 +271,9 @@ func TestNotifiable(t *testing.T) {
 		for i := range 2*maxNotifyOps + 1 {
 			cells = append(cells, format.Cell{Table: "a", Row: "t", Family: "f", Qualifier: fmt.Sprint(i)})
 		}
-		w.must(WriteNotifications(w.Context(), s, cells, filterBase, nil))
-		w.expect("many", "bulk a[t t t]")
-		w.fail("bulk", denied)
+		w.Must(WriteNotifications(w.Context(), s, cells, filterBase, nil))
+		w.Expect("many", "bulk a[t t t]")
+		w.Inject("bulk", denied)
 		if err := WriteNotifications(w.Context(), s, cells, filterBase, nil); !Permanent(err) {
 			t.Error(err)
 		}
