@@ -7,12 +7,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -113,5 +116,68 @@ func TestMovedSweeps(t *testing.T) {
 		is("at the end", end, changes.SweepPosition{DueTS: begun + 63e6, BegunTS: begun + 3e6, Complete: true})
 		middle = move(end, "k", false, true)
 		is("in the next one", middle, changes.SweepPosition{Row: "k", DueTS: begun + 63e6, BegunTS: begun + 3e6, Complete: true})
+	})
+}
+
+// TestSweepYieldsRolledForward: a sweep resolves the expired locks of observed columns, and yields a change that it has rolled
+// forward at once, as its notification will say it. It leaves live locks, and yields nothing of what it has rolled back.
+func TestSweepYieldsRolledForward(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newObservedTable(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		tx, err := env.Client.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx.Table("t").Set("primary", "f", "other", []byte("v"))
+		commitTS, err := tx.Commit(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		primary := txn.Cell{Table: "t", Row: "primary", Family: "f", Qualifier: "other"}
+		lock := func(row string, primary txn.Cell, startTS tso.Timestamp, ttl time.Duration) {
+			t.Helper()
+			cell := observedCell
+			cell.Row = row
+			m := bigtable.NewMutation()
+			m.Set(format.LockFamily, cell.Column().Key(), startTS.Cell(), format.EncodeLock(&format.Lock{Cell: cell, Primary: primary, Kind: format.KindPut, StartTS: startTS, TTL: ttl, Observed: true, TraceParent: "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", Hops: 3}))
+			m.Set("f", "q", startTS.Cell(), []byte("v"))
+			if err := env.Bigtable.Open("t").Apply(t.Context(), row, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lock("committed", primary, tx.StartTS(), time.Second)
+		<-time.After(time.Minute)
+		now, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cell := observedCell
+		for _, row := range []string{"dead", "live"} {
+			cell.Row = row
+			lock(row, cell, now-30e6, map[string]time.Duration{"dead": time.Second, "live": time.Hour}[row])
+		}
+		cell.Row = "committed"
+		if err := changes.Enter(t.Context(), env.Client, now, cell); err != nil {
+			t.Fatal(err)
+		}
+		want := []changes.Notification{{Cell: cell, Triggers: []format.NotifyCell{{TS: commitTS, TraceParent: "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", Hops: 3}}, Failures: map[string]format.Failure{}}}
+		for range 2 { // the second time, there is a notification
+			var got []changes.Notification
+			for n, err := range changes.Sweep(t.Context(), env.Client, "t", nil) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, n)
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		}
+		for row, locks := range map[string]int{"committed": 0, "dead": 0, "live": 1} {
+			raw, err := env.Bigtable.Open("t").ReadRow(t.Context(), row)
+			if err != nil || len(raw[format.LockFamily]) != locks {
+				t.Errorf("%s: %v, %v", row, raw, err)
+			}
+		}
 	})
 }
