@@ -42,7 +42,9 @@ func (s *samples) RecvMsg(m any) error {
 		r := s.next
 		if s.receive(); s.err != nil || len(s.next.RowKey) == 0 || r.OffsetBytes >= s.start+leastTablet {
 			s.start = r.OffsetBytes
-			proto.Merge(m.(proto.Message), r)
+			if m, ok := m.(*btpb.SampleRowKeysResponse); ok { // otherwise it is dropped, see drain
+				proto.Merge(m, r)
+			}
 			return nil
 		}
 	}
