@@ -84,8 +84,7 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 			err = l.check(found)
 		}
 		switch {
-		case ctx.Err() != nil:
-			return held{}, false
+		case ctx.Err() != nil: // the loop ends
 		case err != nil:
 			// The watch continues: the takeover itself proves that the lease was
 			// the same all the time, because no value ever comes back.
@@ -95,7 +94,7 @@ func (l *leadership) campaign(ctx context.Context) (held, bool) {
 		case found.Mode != format.ModeServed:
 			failures, since = 0, time.Time{}
 			l.alloc.stand(ctx, l.modeError(found), "")
-		case found.Lease == l.pending.to && found.Lease.Nonce == l.nonce:
+		case found.Lease.Nonce == l.nonce:
 			// The takeover took effect, but its answer was lost, and so was the
 			// read after it. No other server has led since, because that would
 			// have replaced these bytes. So this is the same as if write had found

@@ -187,3 +187,11 @@ func TestAnswersToIncrement(t *testing.T) {
 		}
 	}
 }
+
+// TestRowWithoutCells: a service may answer with a row that has no cell of the column.
+func TestRowWithoutCells(t *testing.T) {
+	r, got := Open(aRow{row: bigtable.Row{"tso": {{Row: "lock/a", Value: []byte("x")}}}}, "", "", 0), ""
+	if err := r.ReadPrefix(t.Context(), "lock/", "c", func(key string, value []byte) { got += key + "=" + string(value) }); err != nil || got != "lock/a=x" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
