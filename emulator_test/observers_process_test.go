@@ -35,11 +35,7 @@ func workerConfig() notify.Config {
 // runObservers runs observers in a client process until stop is closed.
 func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop <-chan struct{}) error {
 	cfg := workerConfig()
-	var err error
-	// Advisory locks are not the default.
-	if cfg.Locks, _, err = changes.AdvisoryLocks(client); err != nil {
-		return err
-	}
+	cfg.Locks, _ = changes.AdvisoryLocks(client) // which are not the default
 	w, err := newChain(client, cfg)
 	if err != nil {
 		return err

@@ -73,10 +73,7 @@ func newJournal(s *Scanner, search Search, least, most time.Duration, pieces, th
 // begin finds out which tables have a journal. If there are other workers, it waits for a moment:
 // many may have been started at once.
 func (j *journal) begin(ctx context.Context) error {
-	var err error
-	if j.locks, _, err = changes.AdvisoryLocks(j.search.Client); err != nil {
-		return err
-	}
+	j.locks, _ = changes.AdvisoryLocks(j.search.Client)
 	j.fleet.count(ctx, j.search)
 	j.share, j.old = j.fleet.share, j.fleet.old
 	if j.fleet.share > 1 {

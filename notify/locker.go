@@ -24,21 +24,17 @@ type locker struct {
 	ttl   time.Duration
 }
 
-func newLocker(client *txn.Client, cfg Config) (locker, error) {
+func newLocker(client *txn.Client, cfg Config) locker {
 	l := locker{locks: cfg.Locks, owner: rand.Text(), ttl: cfg.LockTTL}
 	switch {
 	case cfg.NoLocks:
 		l.locks = nil
 	case l.locks == nil:
-		locks, cheap, err := changes.AdvisoryLocks(client)
-		if err != nil {
-			return l, err
-		}
-		if cheap {
+		if locks, cheap := changes.AdvisoryLocks(client); cheap {
 			l.locks = locks
 		}
 	}
-	return l, nil
+	return l
 }
 
 // maxLockName bounds the name of a lock, in bytes. A cell with a longer name is locked

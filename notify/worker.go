@@ -54,9 +54,7 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 		client:   client,
 		cfg:      cfg,
 		handlers: map[target][]*handler{},
-	}
-	if w.locker, err = newLocker(client, cfg); err != nil {
-		return nil, err
+		locker:   newLocker(client, cfg),
 	}
 	if w.telemetry, err = newTelemetry(cfg); err != nil {
 		return nil, fmt.Errorf("notify: metrics: %w", err)

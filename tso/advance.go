@@ -57,9 +57,9 @@ func Advance(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, to Tim
 			changed, err = r.Swap(ctx, s.lease, nextLease(s), &tsopb.ServedState{Limit: int64(to), Released: true})
 		}
 		switch {
-		case changed && err == nil:
+		case changed:
 			return true, nil
-		case err != nil && (ctx.Err() != nil || !row.Retryable(err)):
+		case err != nil && !row.Retryable(err):
 			return false, err
 		}
 		failed, unknown = err, unknown || err != nil

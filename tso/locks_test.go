@@ -44,11 +44,7 @@ func eachLocks(t *testing.T, f func(t *testing.T, l tso.Locks)) {
 
 func rowLocks(t *testing.T, e *tsotest.Emulator) *tso.RowLocks {
 	t.Helper()
-	l, err := tso.NewRowLocks(e.Table("percolator"), tso.RowLocksConfig{Oracle: e.Direct(tso.DirectConfig{})})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return tso.NewRowLocks(e.Table("percolator"), e.Direct(tso.DirectConfig{}), tso.RowLocksConfig{})
 }
 
 func TestLocks(t *testing.T) {

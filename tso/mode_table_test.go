@@ -37,7 +37,7 @@ func TestChangesOfRow(t *testing.T) {
 			}
 			state := &tsopb.ServedState{Limit: int64(limit), LeaseUs: lease.Microseconds(), Leader: "x", Address: "x:1"}
 			if lease == 0 {
-				state.Released = true
+				state.Released, state.LeaseUs = true, time.Minute.Microseconds()
 			}
 			if ok, err := r.Swap(e.T.Context(), s.Lease, format.Lease{Epoch: 5, Nonce: rand.Uint64()}, state); !ok || err != nil {
 				e.T.Fatal(ok, err)
@@ -78,6 +78,7 @@ func TestChangesOfRow(t *testing.T) {
 		before  func(e *tsotest.Emulator, n int) // the n-th of the writes that change the mode or the value
 		times   int                              // how often before runs
 		fails   int                              // the n-th read that fails, with an error that passes
+		lost    int                              // the n-th write that is lost
 		changed bool
 		err     func(error) bool
 		after   tso.RowState
@@ -86,12 +87,12 @@ func TestChangesOfRow(t *testing.T) {
 	}{
 		{name: "served", row: direct(v), call: toServed, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 1, Released: true}, rpcs: "ReadRows:1 CheckAndMutateRow:1"},
 		{name: "served at first", call: toServed, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: tso.Min, Epoch: 1, Released: true}, rpcs: "ReadRows:1 CheckAndMutateRow:1"},
-		{name: "served again", row: released(v), call: toServed, after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Released: true, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:1"},
+		{name: "served again", row: released(v), call: toServed, after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Released: true, Lease: time.Minute, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:1"},
 		{name: "direct at first", call: toDirect, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: now}, rpcs: "ReadRows:3 MutateRow:1 CheckAndMutateRow:2"},
 		{name: "direct again", row: direct(v), call: toDirect, after: tso.RowState{Mode: tso.ModeDirect, Limit: v}, rpcs: "ReadRows:1"},
 		{name: "direct", row: released(v), call: toDirect, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 1, Epoch: 6}, rpcs: "ReadRows:1 CheckAndMutateRow:1"},
 		{name: "direct, at the last", row: released(tso.Max - 1), call: toDirect, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: tso.Max, Epoch: 6}, rpcs: "ReadRows:1 CheckAndMutateRow:1"},
-		{name: "direct, after the last", row: released(tso.Max), call: toDirect, err: is(tso.ErrExhausted), after: tso.RowState{Mode: tso.ModeServed, Limit: tso.Max, Epoch: 5, Released: true, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:1"},
+		{name: "direct, after the last", row: released(tso.Max), call: toDirect, err: is(tso.ErrExhausted), after: tso.RowState{Mode: tso.ModeServed, Limit: tso.Max, Epoch: 5, Released: true, Lease: time.Minute, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:1"},
 		{name: "direct after a leader died", row: led(3*time.Second, v), call: toDirect, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 1, Epoch: 6}, took: 3 * time.Second, rpcs: "ReadRows:4 CheckAndMutateRow:1"},
 		{name: "direct after a short lease", row: led(25*time.Millisecond, v), call: toDirect, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 1, Epoch: 6}, took: 25 * time.Millisecond, rpcs: "ReadRows:4 CheckAndMutateRow:1"},
 		{name: "a read of the lease fails", row: led(3*time.Second, v), call: toDirect, fails: 2, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 1, Epoch: 6}, took: 3 * time.Second, rpcs: "ReadRows:4 CheckAndMutateRow:1"},
@@ -102,7 +103,7 @@ func TestChangesOfRow(t *testing.T) {
 		// The fourth write is the lease for the attempts that follow.
 		{name: "served, and the row moves all the time", row: direct(v), call: toServed, before: raises, times: 100, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: v + 15 + 400_000, Epoch: 1, Released: true}, rpcs: "ReadRows:5 CheckAndMutateRow:6"},
 		{name: "served, and the row moves up to the last", row: direct(tso.Max - 20), call: toServed, before: func(e *tsotest.Emulator, n int) { e.PutInt(int64(tso.Max) - 20 + int64(n)) }, times: 100, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: tso.Max, Epoch: 1, Released: true}, rpcs: "ReadRows:5 CheckAndMutateRow:6"},
-		{name: "served by another client", row: direct(v), call: toServed, before: func(e *tsotest.Emulator, _ int) { released(v)(e) }, times: 1, after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Released: true, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:3 CheckAndMutateRow:1"},
+		{name: "served by another client", row: direct(v), call: toServed, before: func(e *tsotest.Emulator, _ int) { released(v)(e) }, times: 1, after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Released: true, Lease: time.Minute, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:3 CheckAndMutateRow:1"},
 		{name: "direct, and a server takes over", row: released(v), call: toDirect, before: takes, times: 1, err: leads("x"), after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Lease: time.Second, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:2 CheckAndMutateRow:1"},
 		{name: "direct by another client", row: released(v), call: toDirect, before: raises, times: 1, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 3, Epoch: 5}, rpcs: "ReadRows:2 CheckAndMutateRow:1"},
 
@@ -116,6 +117,8 @@ func TestChangesOfRow(t *testing.T) {
 		{name: "advance after a leader died", row: led(3*time.Second, v), call: advance(v + 7), changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: v + 7, Epoch: 6, Released: true}, took: 3 * time.Second, rpcs: "ReadRows:4 CheckAndMutateRow:1"},
 		{name: "advance a row that moves", row: direct(v), call: advance(v + 700), before: raises, times: 3, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 700}, rpcs: "ReadRows:4 CheckAndMutateRow:4"},
 		{name: "advance a row that moves beyond", row: direct(v), call: advance(v + 6), before: raises, times: 100, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 6}, rpcs: "ReadRows:3 CheckAndMutateRow:2"},
+		{name: "advance, and a read fails", row: direct(v), call: advance(v + 7), fails: 1, err: says("injected"), after: tso.RowState{Mode: tso.ModeDirect, Limit: v}, rpcs: "ReadRows:1"},
+		{name: "advance, and a write is late", row: direct(v), call: advance(v + 6), before: func(e *tsotest.Emulator, n int) { e.PutInt(int64(v) + int64(n-1)*6) }, times: 2, lost: 1, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 6}, rpcs: "ReadRows:3 CheckAndMutateRow:2"},
 		{name: "advance a row that moves all the time", row: direct(v), call: advance(v + 700), before: raises, times: 100, err: says("during each of 10 attempts"), after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 30}, rpcs: "ReadRows:10 CheckAndMutateRow:10"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -140,6 +143,9 @@ func TestChangesOfRow(t *testing.T) {
 							inside = true
 							tt.before(e, writes)
 							inside = false
+						}
+						if writes == tt.lost {
+							return nil, status.Error(codes.Unavailable, "injected")
 						}
 					}
 					return call()

@@ -28,12 +28,8 @@ const (
 	lockTries = 3
 )
 
-// RowLocksConfig configures [RowLocks].
+// RowLocksConfig configures [RowLocks]. The zero value is ready to use.
 type RowLocksConfig struct {
-	// Oracle gives the time by which locks expire.
-	// Defaults to none: it is required.
-	Oracle Oracle
-
 	// Family is the column family of locks in the metadata table.
 	// Defaults to "tso".
 	Family string
@@ -48,19 +44,17 @@ type RowLocksConfig struct {
 // CheckAndMutateRow. They survive every process. The row of a lock that its owner
 // did not release stays until a client takes the lock again, or [RowLocks.Sweep].
 type RowLocks struct {
-	table bigtable.TableAPI
-	cfg   RowLocksConfig
+	table  bigtable.TableAPI
+	oracle Oracle
+	cfg    RowLocksConfig
 }
 
 var _ Locks = (*RowLocks)(nil)
 
-// NewRowLocks returns locks over the metadata table. It does no I/O. It fails
-// without an oracle.
-func NewRowLocks(table bigtable.TableAPI, cfg RowLocksConfig) (*RowLocks, error) {
-	if cfg.Oracle == nil {
-		return nil, errors.New("tso: RowLocksConfig.Oracle is missing")
-	}
-	return &RowLocks{table, cfg}, nil
+// NewRowLocks returns locks over the metadata table. They expire by the oracle's time.
+// It does no I/O.
+func NewRowLocks(table bigtable.TableAPI, oracle Oracle, cfg RowLocksConfig) *RowLocks {
+	return &RowLocks{table, oracle, cfg}
 }
 
 func (l *RowLocks) row(name string) *row.Row {
@@ -103,7 +97,7 @@ func (l *RowLocks) Acquire(ctx context.Context, name, owner string, ttl time.Dur
 		return false, Holder{}, err
 	}
 	r := l.row(name)
-	now, err := l.cfg.Oracle.Timestamp(ctx)
+	now, err := l.oracle.Timestamp(ctx)
 	if err != nil {
 		return false, Holder{}, err
 	}
@@ -155,7 +149,7 @@ func (l *RowLocks) Holder(ctx context.Context, name string) (Holder, error) {
 	if err != nil || k.value == nil {
 		return Holder{}, err
 	}
-	now, err := l.cfg.Oracle.Timestamp(ctx)
+	now, err := l.oracle.Timestamp(ctx)
 	if err != nil || !k.heldAt(now) {
 		return Holder{}, err
 	}
@@ -165,7 +159,7 @@ func (l *RowLocks) Holder(ctx context.Context, name string) (Holder, error) {
 // Sweep removes the rows of locks that expired at least age ago, and returns how
 // many. After an error, the rows that it removed before stay removed.
 func (l *RowLocks) Sweep(ctx context.Context, age time.Duration) (int, error) {
-	now, err := l.cfg.Oracle.Timestamp(ctx)
+	now, err := l.oracle.Timestamp(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -1,10 +1,16 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
 	"time"
+
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
@@ -58,6 +64,72 @@ func TestContradictions(t *testing.T) {
 		}
 		if l.seen != tt.after || l.floor != tt.floorAfter {
 			t.Errorf("%s: seen %v, floor %d; want %v, %d", tt.name, l.seen, l.floor, tt.after, tt.floorAfter)
+		}
+	}
+}
+
+// answers is a table that answers a write with an error or without a match, and a read with a row or an
+// error.
+type answers struct {
+	bigtable.TableAPI
+	write, read error
+	row         bigtable.Row
+}
+
+func (a answers) Apply(context.Context, string, *bigtable.Mutation, ...bigtable.ApplyOption) error {
+	return a.write
+}
+
+func (a answers) ReadRow(context.Context, string, ...bigtable.ReadOption) (bigtable.Row, error) {
+	return a.row, a.read
+}
+
+// TestOutcomesOfWrite: what a server knows after a write that did not match, or whose answer was lost.
+func TestOutcomesOfWrite(t *testing.T) {
+	const high = tso.Timestamp(1_800_000_000_000_000)
+	from, to := format.Lease{Epoch: 5, Counter: 7, Nonce: 1}, format.Lease{Epoch: 5, Counter: 8, Nonce: 1}
+	other := format.Lease{Epoch: 6, Nonce: 2}
+	rowOf := func(mode string, l format.Lease, limit tso.Timestamp) bigtable.Row {
+		b, err := proto.Marshal(&tsopb.ServedState{FormatVersion: format.Version, Limit: int64(limit), LeaseUs: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bigtable.Row{"tso": {{Column: "tso:direct", Value: []byte(mode)}, {Column: "tso:lease", Value: l.Encode()}, {Column: "tso:state", Value: b}}}
+	}
+	lost, refused := status.Error(codes.Unavailable, "lost"), status.Error(codes.PermissionDenied, "refused")
+	for _, tt := range []struct {
+		name    string
+		table   answers
+		stopped bool
+		want    writeOutcome
+		errs    []error
+	}{
+		{"took effect", answers{write: lost, row: rowOf("served", to, high)}, false, writeDone, nil},
+		{"not yet", answers{write: lost, row: rowOf("served", from, high)}, false, writeUnknown, []error{lost}},
+		{"another leads", answers{row: rowOf("served", other, high)}, false, writeLost, nil},
+		{"direct mode", answers{row: rowOf("other", to, high)}, false, writeLost, nil},
+		{"read fails", answers{write: lost, read: lost}, false, writeUnknown, []error{lost}},
+		{"read is refused", answers{write: lost, read: refused}, false, writeLost, []error{refused}},
+		{"stopped", answers{write: context.Canceled, read: context.Canceled}, true, writeUnknown, []error{context.Canceled}},
+		{"stopped, took effect", answers{write: context.Canceled, row: rowOf("served", to, high)}, true, writeUnknown, []error{context.Canceled}},
+		{"the state contradicts", answers{row: rowOf("served", from, high-1)}, false, writeLost, []error{tso.ErrCorrupt}},
+	} {
+		a := testAllocator()
+		a.next = high + 1
+		l := &leadership{cfg: a.cfg, log: slog.New(slog.DiscardHandler), row: row.Open(tt.table, "", "", time.Second), alloc: a, seen: from}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if tt.stopped {
+			cancel()
+		}
+		h, got, err := l.write(ctx, from, to, &tsopb.ServedState{Limit: int64(high)})
+		if got != tt.want || (err == nil) != (tt.errs == nil) || (h.lease == to) != (got == writeDone) {
+			t.Errorf("%s: %v, %d, %v; want %d, %v", tt.name, h, got, err, tt.want, tt.errs)
+		}
+		for _, want := range tt.errs {
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", tt.name, err, want)
+			}
 		}
 	}
 }

@@ -20,13 +20,12 @@ func OracleNow(client *txn.Client) tso.Timestamp {
 // AdvisoryLocks returns the deployment's advisory locks: those of the timestamp
 // service if the client's oracle is one, else locks in the metadata table. cheap
 // says that taking a lock costs no request to Bigtable.
-func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool, err error) {
+func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool) {
 	c := access.ResolverOf(client)
 	if served, ok := c.Clock.Oracle.(interface{ Locks() tso.Locks }); ok {
-		return served.Locks(), true, nil
+		return served.Locks(), true
 	}
-	locks, err = tso.NewRowLocks(c.Metadata.API, tso.RowLocksConfig{Oracle: c.Clock.Oracle, Family: store.OracleFamily, RPCTimeout: c.Store.Config.RPCTimeout})
-	return locks, false, err
+	return tso.NewRowLocks(c.Metadata.API, c.Clock.Oracle, tso.RowLocksConfig{Family: store.OracleFamily, RPCTimeout: c.Store.Config.RPCTimeout}), false
 }
 
 // Announce writes the ids of the observers that this client runs into its worker

@@ -28,8 +28,8 @@ type lease struct {
 	stopped chan struct{}
 }
 
-func leaseLocks(c *recovery.Resolver) (*tso.RowLocks, error) {
-	return tso.NewRowLocks(c.Metadata.API, tso.RowLocksConfig{Oracle: c.Clock.Oracle, RPCTimeout: c.Store.Config.RPCTimeout})
+func leaseLocks(c *recovery.Resolver) *tso.RowLocks {
+	return tso.NewRowLocks(c.Metadata.API, c.Clock.Oracle, tso.RowLocksConfig{RPCTimeout: c.Store.Config.RPCTimeout})
 }
 
 // newOwner returns the name of a collector.
@@ -39,21 +39,14 @@ func newOwner() string {
 }
 
 func leaseHolder(ctx context.Context, c *recovery.Resolver) (tso.Holder, error) {
-	locks, err := leaseLocks(c)
-	if err != nil {
-		return tso.Holder{}, err
-	}
-	return locks.Holder(ctx, leaseName)
+	return leaseLocks(c).Holder(ctx, leaseName)
 }
 
 // takeLease takes the lease and renews it until release is called. The returned
 // context ends when the lease is lost. It fails with a BusyError if another
 // collector has the lease.
 func takeLease(ctx context.Context, c *recovery.Resolver, owner string) (*lease, context.Context, error) {
-	locks, err := leaseLocks(c)
-	if err != nil {
-		return nil, nil, err
-	}
+	locks := leaseLocks(c)
 	l := &lease{locks: locks, owner: owner, stopped: make(chan struct{})}
 	ok, by, err := locks.Acquire(ctx, leaseName, l.owner, gctime.LeaseTTL())
 	if err != nil {

@@ -63,10 +63,7 @@ func TestMetadataSteps(t *testing.T) {
 	env := txntest.New(t)
 	faults := txntest.NewFaults(t)
 	bt, _ := env.Open(faults.DialOptions()...)
-	locks, err := tso.NewRowLocks(bt.OpenTable(format.DefaultMetadataTable), tso.RowLocksConfig{Oracle: env.Oracle()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	locks := tso.NewRowLocks(bt.OpenTable(format.DefaultMetadataTable), env.Oracle(), tso.RowLocksConfig{})
 	if ok, _, err := locks.Acquire(t.Context(), "scan", "me", time.Minute); err != nil || !ok {
 		t.Fatal(ok, err)
 	}

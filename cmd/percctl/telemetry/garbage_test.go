@@ -168,9 +168,9 @@ func (s *scene) lostLease() {
 		ended <- err
 	}()
 	<-renewal.Fired()
-	locks, err := tso.NewRowLocks(s.env.Bigtable.Open(format.DefaultMetadataTable), tso.RowLocksConfig{Oracle: s.env.Oracle()})
-	s.must(err)
+	locks := tso.NewRowLocks(s.env.Bigtable.Open(format.DefaultMetadataTable), s.env.Oracle(), tso.RowLocksConfig{})
 	for taken := false; !taken; {
+		var err error
 		taken, _, err = locks.Acquire(ctx, "gc", "another", time.Minute)
 		s.must(err)
 	}

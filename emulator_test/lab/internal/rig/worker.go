@@ -166,11 +166,7 @@ func (w *worker) run(ctx context.Context, o RunOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
 	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
 	if o.Locks {
-		locks, _, err := changes.AdvisoryLocks(w.client)
-		if err != nil {
-			return err
-		}
-		cfg.Locks = locks
+		cfg.Locks, _ = changes.AdvisoryLocks(w.client)
 	}
 	runner, err := notify.NewWorker(w.client, cfg)
 	if err != nil {
