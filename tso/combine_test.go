@@ -67,6 +67,7 @@ func TestGather(t *testing.T) {
 	}{
 		{"nobody is expected", 0, []int64{1}, 0, 0},
 		{"one is expected", 1, []int64{0}, 0, 0},
+		{"the second comes", 2, []int64{1, 2}, 0, 2},
 		{"all are there", 3, []int64{3}, 0, 1},
 		{"more are there", 3, []int64{4}, 0, 1},
 		{"nobody comes", 3, []int64{1}, 0, 1 + gatherTries},

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -390,7 +391,7 @@ func TestLimitsAreReported(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		reader := sdkmetric.NewManualReader()
 		var log strings.Builder
-		c.Start("a", server.Config{
+		a := c.Start("a", server.Config{
 			MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
 			Logger:        slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		})
@@ -420,6 +421,18 @@ func TestLimitsAreReported(t *testing.T) {
 				}
 			}
 		}
+		a.Stop()
+		<-a.Ended
+		if err := reader.Collect(t.Context(), &found); err != nil {
+			t.Fatal(err)
+		}
+		for _, scope := range found.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				if m.Name == "percolator.oracle.streams" {
+					t.Error("a server that has ended reports its streams")
+				}
+			}
+		}
 		if got["percolator.oracle.limited streams"] != 6 || got["percolator.oracle.streams"] != 64 || got["percolator.oracle.connections"] != 1 {
 			t.Errorf("metrics: %v", got)
 		}
@@ -429,14 +442,31 @@ func TestLimitsAreReported(t *testing.T) {
 	})
 }
 
-// TestHealthAlone: a second listener answers health checks, and nothing else.
+// counted counts the connections that a listener accepts.
+type counted struct {
+	net.Listener
+	n atomic.Int32
+}
+
+func (l *counted) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.n.Add(1)
+	}
+	return c, err
+}
+
+// TestHealthAlone: a second listener answers health checks, and nothing else. A client may keep its
+// connection open with pings.
 func TestHealthAlone(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait()
 		lis := bufconn.Listen(1 << 16)
-		stop := a.ServeHealth(lis)
+		accepted := &counted{Listener: lis}
+		stop := a.ServeHealth(accepted)
 		conn, err := grpc.NewClient("passthrough:health", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, PermitWithoutStream: true}),
 			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return lis.Dial() }))
 		if err != nil {
 			t.Fatal(err)
@@ -445,8 +475,9 @@ func TestHealthAlone(t *testing.T) {
 		if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
 			t.Errorf("%v, %v", r, err)
 		}
-		if _, err := tsopb.NewOracleClient(conn).Status(t.Context(), &tsopb.StatusRequest{FormatVersion: tso.FormatVersion}); status.Code(err) != codes.Unimplemented {
-			t.Errorf("the oracle's service: %v", err)
+		tsotest.Advance(5 * time.Minute)
+		if _, err := tsopb.NewOracleClient(conn).Status(t.Context(), &tsopb.StatusRequest{FormatVersion: tso.FormatVersion}); status.Code(err) != codes.Unimplemented || accepted.n.Load() != 1 {
+			t.Errorf("the oracle's service: %v, on connection %d", err, accepted.n.Load())
 		}
 		stop()
 		if _, err := lis.Dial(); err == nil {

@@ -219,11 +219,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 		return errors.New("tso: Serve was called before on this Server; make another one with server.New")
 	}
 	s.cfg.Address = cmp.Or(s.cfg.Address, lis.Addr().String())
-	opts := append(s.limited(s.service.limit), grpc.StatsHandler(otelgrpc.NewServerHandler(s.cfg.Telemetry...)))
-	if s.cfg.Credentials != nil {
-		opts = append(opts, grpc.Creds(s.cfg.Credentials))
-	}
-	server := grpc.NewServer(opts...)
+	server := grpc.NewServer(append(s.limited(s.service.limit), grpc.Creds(s.cfg.Credentials), grpc.StatsHandler(otelgrpc.NewServerHandler(s.cfg.Telemetry...)))...)
 	tsopb.RegisterOracleServer(server, s.service)
 	healthpb.RegisterHealthServer(server, s.health)
 	if s.cfg.Reflection {
@@ -241,16 +237,16 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	running.Go(func() { s.lead.run(electing) })
 	failed := make(chan error, 1)
 	running.Go(func() { failed <- server.Serve(listener{lis, s.service.limit}) })
-	err = nil
+	var failure error
 	select {
 	case <-ctx.Done():
-	case err = <-failed:
-		err = fmt.Errorf("tso: serving on %s: %w", lis.Addr(), err)
+	case err := <-failed:
+		failure = fmt.Errorf("tso: serving on %s: %w", lis.Addr(), err)
 	}
 	stop()
 	s.shutDown(server)
 	running.Wait()
-	return err
+	return failure
 }
 
 // ServeHealth serves health checks alone on a listener, in plain text, until stop is
@@ -259,16 +255,12 @@ func (s *Server) ServeHealth(lis net.Listener) (stop func()) {
 	l := newLimits(nil, s.service.refused)
 	server := grpc.NewServer(s.limited(l)...)
 	healthpb.RegisterHealthServer(server, s.health)
-	var serving sync.WaitGroup
-	serving.Go(func() {
+	go func() {
 		if err := server.Serve(listener{lis, l}); err != nil {
 			s.log.Warn("tso: serving health checks failed", "address", lis.Addr(), "error", err)
 		}
-	})
-	return func() {
-		server.Stop()
-		serving.Wait()
-	}
+	}()
+	return server.Stop
 }
 
 // limited are the options that bound what connections use.
@@ -302,7 +294,6 @@ func (s *Server) shutDown(server *grpc.Server) {
 	select {
 	case <-done:
 	case <-grace.C:
-		server.Stop()
-		<-done
+		server.Stop() // then GracefulStop returns, too
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -190,7 +191,7 @@ func TestGracefulHandover(t *testing.T) {
 }
 
 // TestNothingAfterRelease: the lease that is given up names the last timestamp
-// handed out, so there must be none while that is on its way.
+// handed out, so there must be none while that is on its way. The server is not healthy any more.
 func TestNothingAfterRelease(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{GraceTimeout: time.Minute})
@@ -213,12 +214,22 @@ func TestNothingAfterRelease(t *testing.T) {
 		if r := ask(); r.NotLeader != nil {
 			t.Fatal(r)
 		}
+		watch, err := healthpb.NewHealthClient(c.Raw("a")).Watch(ctx, &healthpb.HealthCheckRequest{Service: server.LiveService})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Error(r, err)
+		}
 		g := tsotest.NewGate(tsotest.CheckAndMutate, false)
 		c.E.On(g.Hook)
 		a.Stop()
 		<-g.Held
-		if r := ask(); r.NotLeader == nil {
+		if r := ask(); r.NotLeader == nil || r.First != 0 || r.Count != 0 {
 			t.Errorf("handed out %d while the lease is being released", r.First)
+		}
+		if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+			t.Error(r, err)
 		}
 		c.E.On(nil)
 		close(g.Open)

@@ -68,7 +68,7 @@ func TestPaceOfRequests(t *testing.T) {
 			t.Errorf("%d warnings after a minute:\n%s", n, log)
 		}
 		s.alloc.lose(nil)
-		timed(ctx, tso.MaxCount, 0, codes.OK)
+		timed(ctx, 100*clientAhead, 0, codes.OK)
 	})
 }
 
