@@ -144,30 +144,29 @@ func (c *Client) Timestamp(ctx context.Context) (Timestamp, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, c.requests.expired(err)
 	}
-	for {
-		b := c.forming.Load()
-		place, ok := b.join()
-		if !ok {
-			if c.servers.closed() {
-				return 0, ErrClosed
-			}
-			continue // the next batch is there already
+	b := c.forming.Load()
+	place, ok := b.join()
+	for !ok {
+		if c.servers.closed() {
+			return 0, ErrClosed
 		}
-		if place == 0 {
-			if sc, ok := telemetry.Origin(ctx); ok {
-				b.origin.Store(&sc)
-			}
-			select {
-			case c.wake <- struct{}{}:
-			default:
-			}
-		}
-		ts, ended, err := b.wait(ctx, place)
-		if ended {
-			return 0, c.requests.expired(ctx.Err())
-		}
-		return ts, err
+		b = c.forming.Load() // the next batch is there already
+		place, ok = b.join()
 	}
+	if place == 0 {
+		if sc, ok := telemetry.Origin(ctx); ok {
+			b.origin.Store(&sc)
+		}
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	}
+	ts, ended, err := b.wait(ctx, place)
+	if ended {
+		return 0, c.requests.expired(ctx.Err())
+	}
+	return ts, err
 }
 
 // Locks returns the lock service of the servers. Locks live in the memory of the

@@ -2,6 +2,7 @@ package tso
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -24,6 +25,35 @@ func TestSealedBatch(t *testing.T) {
 		if _, ok := b.join(); ok {
 			t.Error("joined a sealed batch")
 		}
+	}
+}
+
+// TestCallerAfterTheSeal: a caller that loaded a batch before the seal joins the next one.
+func TestCallerAfterTheSeal(t *testing.T) {
+	c := &Client{servers: &servers{}, wake: make(chan struct{}, 1)}
+	old, next := newCallers(), newCallers()
+	old.seal()
+	c.forming.Store(old)
+	var ts Timestamp
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		ts, err = c.Timestamp(t.Context())
+		ended <- err
+	}()
+	for old.joined.Load() == sealed {
+		runtime.Gosched()
+	}
+	c.forming.Store(next)
+	select {
+	case <-c.wake: // by the first caller of a batch
+		next.firsts = []Timestamp{7}
+		next.finish(nil)
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil || ts != 7 || next.seal() != 1 {
+		t.Errorf("%d, %v", ts, err)
 	}
 }
 
