@@ -146,11 +146,8 @@ func (c *Client) Timestamp(ctx context.Context) (Timestamp, error) {
 	}
 	b := c.forming.Load()
 	place, ok := b.join()
-	for !ok {
-		if c.servers.closed() {
-			return 0, ErrClosed
-		}
-		b = c.forming.Load() // the next batch is there already
+	for !ok { // the next batch is there already
+		b = c.forming.Load()
 		place, ok = b.join()
 	}
 	if place == 0 {
@@ -224,10 +221,7 @@ func (c *Client) work(ctx context.Context) {
 		select {
 		case <-c.wake:
 		case <-ctx.Done():
-			// A later caller finds the seal, and that the client is closed.
-			last := c.forming.Load()
-			last.seal()
-			last.finish(ErrClosed)
+			c.forming.Load().finish(ErrClosed) // later callers join this batch
 			return
 		}
 		for ctx.Err() == nil && c.forming.Load().joined.Load() > 0 {

@@ -30,7 +30,7 @@ func TestSealedBatch(t *testing.T) {
 
 // TestCallerAfterTheSeal: a caller that loaded a batch before the seal joins the next one.
 func TestCallerAfterTheSeal(t *testing.T) {
-	c := &Client{servers: &servers{}, wake: make(chan struct{}, 1)}
+	c := &Client{wake: make(chan struct{}, 1)}
 	old, next := newCallers(), newCallers()
 	old.seal()
 	c.forming.Store(old)
@@ -54,6 +54,24 @@ func TestCallerAfterTheSeal(t *testing.T) {
 	}
 	if err := <-ended; err != nil || ts != 7 || next.seal() != 1 {
 		t.Errorf("%d, %v", ts, err)
+	}
+}
+
+// TestAbandonedBatch: a batch is abandoned when the last of its callers has left.
+func TestAbandonedBatch(t *testing.T) {
+	b := newCallers()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for want := range int64(2) {
+		if place, ok := b.join(); place != want || !ok || b.abandoned(2) {
+			t.Errorf("caller %d: place %d, %t; abandoned %t", want, place, ok, b.abandoned(2))
+		}
+		if ts, left, err := b.wait(ended, want); ts != 0 || !left || err != nil {
+			t.Errorf("caller %d: %d, %t, %v", want, ts, left, err)
+		}
+	}
+	if !b.abandoned(2) {
+		t.Error("a caller waits")
 	}
 }
 

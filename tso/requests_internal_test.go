@@ -26,7 +26,8 @@ type reply struct {
 	refusal *tsopb.NotLeader
 	err     error
 	after   time.Duration
-	late    bool // the answer is there when the stream is cancelled
+	late    bool          // the answer is there when the stream is cancelled
+	lingers time.Duration // after that
 }
 
 // fakeServer answers requests one by one, the last ones like the last reply.
@@ -82,6 +83,7 @@ func (s *fakeStream) RecvMsg(m any) error {
 	select {
 	case <-time.After(r.after):
 	case <-s.ctx.Done():
+		<-time.After(r.lingers)
 		if !r.late {
 			return status.FromContextError(s.ctx.Err()).Err()
 		}
@@ -348,6 +350,31 @@ func TestStreamOfRequests(t *testing.T) {
 		step(500*time.Millisecond, at+2, 500*time.Millisecond, 2)
 		step(500*time.Millisecond, at+3, 0, 3)
 		r.hangUp()
+	})
+}
+
+// TestCloseOfClient: Close returns when the request under way has ended, and its callers have ErrClosed.
+func TestCloseOfClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := newFleet(t, 10*time.Second, []reply{{after: time.Hour, lingers: 100 * time.Millisecond}})
+		c := &Client{servers: r.servers, requests: r, hints: newClientHints(r.servers, r.log), wake: make(chan struct{}, 1)}
+		c.forming.Store(newCallers())
+		ctx, stop := context.WithCancel(t.Context())
+		c.stop = stop
+		c.worker.Go(func() { c.work(ctx) })
+		asked := make(chan error, 1)
+		go func() {
+			_, err := c.Timestamp(t.Context())
+			asked <- err
+		}()
+		synctest.Wait()
+		began := time.Now()
+		if err := c.Close(); err != nil || time.Since(began) != 100*time.Millisecond {
+			t.Errorf("closed after %v: %v", time.Since(began), err)
+		}
+		if err := <-asked; err != ErrClosed {
+			t.Error(err)
+		}
 	})
 }
 
