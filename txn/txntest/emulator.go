@@ -95,7 +95,7 @@ func Dial(addr string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		rowcodec.DialOption(),
-	}, append(opts, sampling())...)
+	}, opts...)
 	return grpc.NewClient(addr, opts...)
 }
 

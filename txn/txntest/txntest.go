@@ -148,6 +148,8 @@ func New(t testing.TB, opts ...Option) *Env {
 			}
 		}
 	}
+	dial := e.dial
+	e.dial = func(opts ...grpc.DialOption) (*grpc.ClientConn, error) { return dial(append(opts, sampling())...) }
 	// Env.Bigtable and Env.Admin are for inspecting the tables, so without faults.
 	e.Bigtable, e.Admin = e.Open()
 	ctx, cancel := e.context()
