@@ -43,15 +43,11 @@ func (b *callers) seal() int64 { return b.joined.Or(sealed) &^ sealed }
 // wait returns the timestamp of a place, or the batch's error; ended reports
 // that ctx ended first.
 func (b *callers) wait(ctx context.Context, place int64) (ts Timestamp, ended bool, err error) {
-	if end := ctx.Done(); end == nil {
-		<-b.done
-	} else {
-		select {
-		case <-b.done:
-		case <-end:
-			b.gone.Add(1)
-			return 0, true, nil
-		}
+	select {
+	case <-b.done:
+	case <-ctx.Done():
+		b.gone.Add(1)
+		return 0, true, nil
 	}
 	if b.err != nil {
 		return 0, false, b.err

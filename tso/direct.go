@@ -127,8 +127,7 @@ func (d *Direct) Timestamp(ctx context.Context) (Timestamp, error) {
 	case <-ctx.Done():
 		if d.leave(b) {
 			return 0, d.expired(ctx.Err())
-		}
-		<-b.done // answered in the meantime; closed by now
+		} // else it was answered in the meantime
 	}
 	if b.err != nil {
 		return 0, b.err
@@ -144,7 +143,6 @@ func (d *Direct) Close() error {
 	d.closed = true
 	d.forming.finish(0, ErrClosed)
 	d.sent.finish(0, ErrClosed)
-	d.forming = nil
 	d.mu.Unlock()
 	d.worker.Wait()
 	return nil
@@ -221,9 +219,8 @@ func (d *Direct) serveNext() bool {
 	d.mu.Lock()
 	b := d.forming
 	d.forming, d.sent, d.lastErr = nil, b, nil
-	if b == nil || d.closed {
+	if b == nil {
 		d.running = false
-		d.sent = nil
 		d.mu.Unlock()
 		return false
 	}

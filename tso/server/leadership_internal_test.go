@@ -96,23 +96,26 @@ func TestOutcomesOfWrite(t *testing.T) {
 		}
 		return bigtable.Row{"tso": {{Column: "tso:direct", Value: []byte(mode)}, {Column: "tso:lease", Value: l.Encode()}, {Column: "tso:state", Value: b}}}
 	}
+	first := time.Now().Add(-time.Second)
 	lost, refused := status.Error(codes.Unavailable, "lost"), status.Error(codes.PermissionDenied, "refused")
 	for _, tt := range []struct {
 		name    string
 		table   answers
+		pending format.Lease // that was sent first
 		stopped bool
 		want    writeOutcome
 		errs    []error
 	}{
-		{"took effect", answers{write: lost, row: rowOf("served", to, high)}, false, writeDone, nil},
-		{"not yet", answers{write: lost, row: rowOf("served", from, high)}, false, writeUnknown, []error{lost}},
-		{"another leads", answers{row: rowOf("served", other, high)}, false, writeLost, nil},
-		{"direct mode", answers{row: rowOf("other", to, high)}, false, writeLost, nil},
-		{"read fails", answers{write: lost, read: lost}, false, writeUnknown, []error{lost}},
-		{"read is refused", answers{write: lost, read: refused}, false, writeLost, []error{refused}},
-		{"stopped", answers{write: context.Canceled, read: context.Canceled}, true, writeUnknown, []error{context.Canceled}},
-		{"stopped, took effect", answers{write: context.Canceled, row: rowOf("served", to, high)}, true, writeUnknown, []error{context.Canceled}},
-		{"the state contradicts", answers{row: rowOf("served", from, high-1)}, false, writeLost, []error{tso.ErrCorrupt}},
+		{"took effect", answers{write: lost, row: rowOf("served", to, high)}, from, false, writeDone, nil},
+		{"took effect at first", answers{row: rowOf("served", to, high)}, to, false, writeDone, nil},
+		{"not yet", answers{write: lost, row: rowOf("served", from, high)}, from, false, writeUnknown, []error{lost}},
+		{"another leads", answers{row: rowOf("served", other, high)}, from, false, writeLost, nil},
+		{"direct mode", answers{row: rowOf("other", to, high)}, from, false, writeLost, nil},
+		{"read fails", answers{write: lost, read: lost}, from, false, writeUnknown, []error{lost}},
+		{"read is refused", answers{write: lost, read: refused}, from, false, writeLost, []error{refused}},
+		{"stopped", answers{write: context.Canceled, read: context.Canceled}, from, true, writeUnknown, []error{context.Canceled}},
+		{"stopped, took effect", answers{write: context.Canceled, row: rowOf("served", to, high)}, from, true, writeUnknown, []error{context.Canceled}},
+		{"the state contradicts", answers{row: rowOf("served", from, high-1)}, from, false, writeLost, []error{tso.ErrCorrupt}},
 	} {
 		a := testAllocator()
 		a.next = high + 1
@@ -122,7 +125,12 @@ func TestOutcomesOfWrite(t *testing.T) {
 		if tt.stopped {
 			cancel()
 		}
+		l.pending.to, l.pending.sent, l.pending.wall = tt.pending, first, first
+		began := time.Now()
 		h, got, err := l.write(ctx, from, to, &tsopb.ServedState{Limit: int64(high)})
+		if again := l.pending.sent == first; again != (tt.pending == to) || !again && (l.pending.sent.Before(began) || l.pending.wall.Equal(first)) || l.pending.to != to || got == writeDone && (h.sent != l.pending.sent || h.wall != l.pending.wall) {
+			t.Errorf("%s: %+v, sent first %+v", tt.name, h, l.pending)
+		}
 		if got != tt.want || (err == nil) != (tt.errs == nil) || (h.lease == to) != (got == writeDone) {
 			t.Errorf("%s: %v, %d, %v; want %d, %v", tt.name, h, got, err, tt.want, tt.errs)
 		}

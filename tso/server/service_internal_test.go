@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
 	"github.com/percolator-bigtable/percolator/tso/internal/hint"
+	"github.com/percolator-bigtable/percolator/tso/internal/locktable"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/wire"
 )
@@ -60,7 +61,12 @@ func TestPaceOfRequests(t *testing.T) {
 		if n := strings.Count(log.String(), "limit=rate"); n != 1 {
 			t.Errorf("%d warnings:\n%s", n, log)
 		}
-		<-time.After(time.Minute)
+		<-time.After(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute - 1)))
+		s.refused("rate")
+		if n := strings.Count(log.String(), "limit=rate"); n != 1 {
+			t.Errorf("%d warnings in a minute:\n%s", n, log)
+		}
+		<-time.After(1)
 		for range 2 {
 			s.refused("rate")
 		}
@@ -70,6 +76,20 @@ func TestPaceOfRequests(t *testing.T) {
 		s.alloc.lose(nil)
 		timed(ctx, 100*clientAhead, 0, codes.OK)
 	})
+}
+
+// TestFullServer: a server without room for a subscription or a lock refuses it, and logs that.
+func TestFullServer(t *testing.T) {
+	s, ctx, log := leader(t, 0)
+	s.hints.MaxSubscribers = 0
+	if err := s.SubscribeHints(&tsopb.SubscribeHintsRequest{FormatVersion: format.Version, Topics: [][]byte{{1}}}, &talk[tsopb.SubscribeHintsResponse]{ctx: ctx}); status.Code(err) != codes.ResourceExhausted || !strings.Contains(log.String(), "limit=hints") {
+		t.Errorf("%v:\n%s", err, log)
+	}
+	s.warned.Store(0)
+	s.locks.locks = locktable.New(1, 1)
+	if _, err := s.Acquire(ctx, &tsopb.AcquireRequest{FormatVersion: format.Version, Name: []byte{1}, Owner: []byte{1}, TtlUs: 1}); status.Code(err) != codes.ResourceExhausted || !strings.Contains(log.String(), "limit=locks") {
+		t.Errorf("%v:\n%s", err, log)
+	}
 }
 
 // A talk is the server's side of a stream. Its client sends requests, and then ends it with an error or

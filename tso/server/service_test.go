@@ -165,6 +165,12 @@ func TestHintRequests(t *testing.T) {
 		}
 		_, err = join("a", 1, []byte("x"))
 		refused("a third subscriber", err, codes.ResourceExhausted, "there are 2")
+		if r, err := publish("a", 1, many[1:]...); err != nil || r.NotLeader != nil {
+			t.Errorf("the largest batch: %v, %v", r, err)
+		}
+		if r := c.Status("a"); r.HintsReceived != hint.MaxBatch || r.HintSubscribers != 2 {
+			t.Errorf("at the end: %v", r)
+		}
 	})
 }
 
