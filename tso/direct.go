@@ -274,7 +274,6 @@ func (d *Direct) answer(b *batch, last Timestamp, n int64, err error) (again boo
 	case err == nil:
 		d.stats.Batches++
 		d.stats.Timestamps += uint64(b.live)
-		d.lastErr = nil
 		b.finish(last-Timestamp(n)+1, nil)
 	case row.Retryable(err) && b.live > 0:
 		d.stats.Retries++

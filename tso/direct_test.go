@@ -340,6 +340,11 @@ func TestClose(t *testing.T) {
 		if _, err := d.Timestamp(t.Context()); !errors.Is(err, tso.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := d.Timestamp(ended); !errors.Is(err, context.Canceled) { // whose context comes first
+			t.Errorf("after Close, in a context that has ended: %v", err)
+		}
 		e.Expect("CheckAndMutateRow:1")
 	})
 }
@@ -431,5 +436,39 @@ func TestEndedContextCostsNothing(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		e.Expect("")
+	})
+}
+
+// TestPausesOfDirect: after failures the oracle waits from 5 ms on, twice as long each time. A caller who
+// leaves ends that.
+func TestPausesOfDirect(t *testing.T) {
+	const ms = time.Millisecond
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		d := e.Direct(tso.DirectConfig{})
+		var at []time.Time
+		e.On(func(_ context.Context, _ string, call func() (any, error)) (any, error) {
+			if at = append(at, time.Now()); len(at) <= 5 {
+				return nil, status.Error(codes.ResourceExhausted, "injected")
+			}
+			return call()
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), ms)
+		defer cancel()
+		if _, err := d.Timestamp(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "injected") {
+			t.Error(err)
+		}
+		tsotest.Advance(time.Minute)
+		if s := d.Stats(); s != (tso.DirectStats{RPCs: 1, Retries: 1}) {
+			t.Errorf("after the caller left: %+v", s)
+		}
+		if _, err := d.Timestamp(t.Context()); err != nil {
+			t.Error(err)
+		}
+		e.On(nil)
+		for i, least := range []time.Duration{5 * ms, 10 * ms, 20 * ms, 40 * ms} {
+			if got := at[i+2].Sub(at[i+1]); got < least || got >= 2*least {
+				t.Errorf("pause %d is %v, want %v to %v", i, got, least, 2*least)
+			}
+		}
 	})
 }

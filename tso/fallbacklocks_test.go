@@ -120,3 +120,33 @@ func TestFallbackLocksReturnToTheFirst(t *testing.T) {
 		}
 	})
 }
+
+// TestTimeOfTheFirst: a first that hangs gets 3 seconds, or half of the time that the caller has, and a
+// tenth of a second for a release while it is down. It does not get requests that are not valid.
+func TestTimeOfTheFirst(t *testing.T) {
+	for _, tt := range []struct{ deadline, took time.Duration }{{0, 3 * time.Second}, {2 * time.Second, time.Second}, {time.Minute, 3 * time.Second}} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx := t.Context()
+			if tt.deadline > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, tt.deadline)
+				defer cancel()
+			}
+			first := &stuckLocks{}
+			locks := tso.FallbackLocks(first, tso.NewMemoryLocks())
+			_, _, acquire := locks.Acquire(ctx, "", "x", time.Minute)
+			_, holder := locks.Holder(ctx, "")
+			if release := locks.Release(ctx, "", "x"); acquire == nil || holder == nil || release == nil || first.calls != 0 {
+				t.Errorf("without a name: %v, %v, %v, %d calls", acquire, holder, release, first.calls)
+			}
+			began := time.Now()
+			if ok, _, err := locks.Acquire(ctx, "l", "x", time.Minute); !ok || err != nil || time.Since(began) != tt.took || first.calls != 1 {
+				t.Errorf("of %v: %t, %v after %v", tt.deadline, ok, err, time.Since(began))
+			}
+			began = time.Now()
+			if err := locks.Release(ctx, "l", "x"); err != nil || time.Since(began) != 100*time.Millisecond || first.calls != 2 {
+				t.Errorf("released: %v after %v", err, time.Since(began))
+			}
+		})
+	}
+}

@@ -40,7 +40,7 @@ func (f *Follower) Timestamp(ctx context.Context) (Timestamp, error) {
 	for pause := roundPause; ; {
 		served := f.served.Load()
 		ts, err := f.ask(ctx, served)
-		if served && errors.Is(err, ErrUnavailable) {
+		if errors.Is(err, ErrUnavailable) { // of the servers
 			// Nobody can say that the mode has changed if the servers were stopped for good.
 			if ts, directErr := f.ask(ctx, false); directErr == nil {
 				f.served.Store(false)

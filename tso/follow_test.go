@@ -83,7 +83,8 @@ func TestFollowNoMode(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		c := tsotest.NewCluster(e)
 		c.Start("a", server.Config{})
-		f := tso.Follow(e.Direct(tso.DirectConfig{}), c.Client(tso.ClientConfig{Timeout: 3 * time.Second}, "a"))
+		direct := e.Direct(tso.DirectConfig{})
+		f := tso.Follow(direct, c.Client(tso.ClientConfig{Timeout: 3 * time.Second}, "a"))
 		e.Put([]byte("closed"))
 		began := time.Now()
 		if _, err := f.Timestamp(t.Context()); !errors.Is(err, tso.ErrMode) {
@@ -91,6 +92,36 @@ func TestFollowNoMode(t *testing.T) {
 		}
 		if took := time.Since(began); took < 3*time.Second || took > 4*time.Second {
 			t.Errorf("it took %v", took)
+		}
+		if n := direct.Stats().RPCs; n < 5 || n > 35 { // pauses grow to a quarter of a second
+			t.Errorf("it asked the row %d times", n)
+		}
+	})
+}
+
+// The servers say at once that the mode has changed. If none answers, and the mode has not changed, that is
+// the error.
+func TestFollowTheServers(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		a := c.Start("a", server.Config{})
+		f := tso.Follow(c.E.Direct(tso.DirectConfig{}), c.Client(tso.ClientConfig{Timeout: 3 * time.Second}, "a"))
+		h := tsotest.NewHistory(t)
+		h.Ask(t.Context(), f)
+		high := c.E.State().Limit
+		c.E.PutInt(int64(high))
+		tsotest.Advance(tsotest.Lease) // the server finds that
+		began := time.Now()
+		h.Ask(t.Context(), f)
+		if took := time.Since(began); h.Highest() <= high || took != 0 {
+			t.Errorf("%d in direct mode, above %d, after %v", h.Highest(), high, took)
+		}
+		c.E.SetMode(tso.ModeServed)
+		tsotest.Advance(tsotest.Lease)
+		h.Ask(t.Context(), f)
+		a.Stop()
+		<-a.Ended
+		if ts, err := f.Timestamp(t.Context()); ts != 0 || !errors.Is(err, tso.ErrUnavailable) {
+			t.Errorf("%d, %v", ts, err)
 		}
 	})
 }

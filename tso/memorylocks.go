@@ -35,10 +35,10 @@ func (m *MemoryLocks) Release(ctx context.Context, name, owner string) error {
 
 // Holder implements [Locks].
 func (m *MemoryLocks) Holder(ctx context.Context, name string) (Holder, error) {
-	by, err := m.table.Holder(name)
-	if err == nil && by.Owner == "" {
-		err = ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return Holder{}, err
 	}
+	by, err := m.table.Holder(name)
 	return Holder(by), err
 }
 

@@ -135,7 +135,7 @@ func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode M
 			// continues above it.
 			state := &tsopb.ServedState{Limit: int64(max(s.Limit, Min)), Released: true}
 			var lease format.Lease
-			if tries > 2 && s.Limit > 0 {
+			if tries > 2 {
 				if lease = s.lease; lease != (format.Lease{}) {
 					state.Limit = min(state.Limit+int64(tries)*switchSlack, int64(Max))
 				} else if err = r.Seed(ctx, format.Lease{Nonce: rand.Uint64()}); err != nil {
@@ -152,7 +152,6 @@ func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode M
 		}
 	case s.Mode == "":
 		d := NewDirect(table, DirectConfig{Row: cfg.Row, Family: cfg.Family, RPCTimeout: cfg.RPCTimeout})
-		defer func() { _ = d.Close() }()
 		_, err = d.Timestamp(ctx)
 		return err == nil, err
 	default:
@@ -169,7 +168,7 @@ func SetMode(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, mode M
 		state := &tsopb.ServedState{Limit: int64(s.Limit), Released: true}
 		changed, err = r.ToDirect(ctx, s.lease, next, state, int64(s.Limit+1))
 	}
-	if err != nil || !changed {
+	if !changed {
 		return settleMode(ctx, r, mode, next, err)
 	}
 	return true, nil

@@ -79,6 +79,7 @@ func TestChangesOfRow(t *testing.T) {
 		times   int                              // how often before runs
 		fails   int                              // the n-th read that fails, with an error that passes
 		lost    int                              // the n-th write that is lost
+		twice   int                              // the n-th write that arrives twice
 		changed bool
 		err     func(error) bool
 		after   tso.RowState
@@ -104,6 +105,21 @@ func TestChangesOfRow(t *testing.T) {
 		{name: "served, and the row moves all the time", row: direct(v), call: toServed, before: raises, times: 100, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: v + 15 + 400_000, Epoch: 1, Released: true}, rpcs: "ReadRows:5 CheckAndMutateRow:6"},
 		{name: "served, and the row moves up to the last", row: direct(tso.Max - 20), call: toServed, before: func(e *tsotest.Emulator, n int) { e.PutInt(int64(tso.Max) - 20 + int64(n)) }, times: 100, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: tso.Max, Epoch: 1, Released: true}, rpcs: "ReadRows:5 CheckAndMutateRow:6"},
 		{name: "served by another client", row: direct(v), call: toServed, before: func(e *tsotest.Emulator, _ int) { released(v)(e) }, times: 1, after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Released: true, Lease: time.Minute, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:3 CheckAndMutateRow:1"},
+		{name: "served, and the lease for more attempts is lost", row: direct(v), call: toServed, before: raises, times: 100, lost: 4, err: says("injected"), after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 12}, rpcs: "ReadRows:5 CheckAndMutateRow:4"},
+		{name: "served, and the row moves, and a read fails", row: direct(v), call: toServed, before: raises, times: 1, fails: 2, err: says("injected"), after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 3}, rpcs: "ReadRows:3 CheckAndMutateRow:1"},
+		{name: "served, and the row moves too fast", row: direct(v), call: toServed, before: func(e *tsotest.Emulator, n int) { e.PutInt(int64(v) + int64(n)*5_000_000) }, times: 100, err: says("another client changed the row"), after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 55_000_000}, rpcs: "ReadRows:12 CheckAndMutateRow:11"},
+		{name: "served after other changes", row: direct(v), call: toServed, before: func(e *tsotest.Emulator, _ int) {
+			released(v)(e)
+			e.SetMode(tso.ModeDirect)
+		}, times: 1, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: v + 1, Epoch: 7, Released: true}, rpcs: "ReadRows:2 CheckAndMutateRow:2"},
+		{name: "served by a write that arrives twice", row: direct(v), call: toServed, twice: 1, changed: true, after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 1, Released: true}, rpcs: "ReadRows:3 CheckAndMutateRow:1"},
+		{name: "direct by a write that arrives twice", row: released(v), call: toDirect, twice: 1, changed: true, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 1, Epoch: 6}, rpcs: "ReadRows:2 CheckAndMutateRow:1"},
+		{name: "direct by another client, and a read fails", row: released(v), call: toDirect, before: raises, times: 1, fails: 2, err: says("injected"), after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 3, Epoch: 5}, rpcs: "ReadRows:2 CheckAndMutateRow:1"},
+		{name: "direct, and the caller has no time to watch", row: led(3*time.Second, v), call: func(ctx context.Context, e *tsotest.Emulator) (bool, error) {
+			ctx, cancel := context.WithTimeout(ctx, 1500*time.Millisecond)
+			defer cancel()
+			return toDirect(ctx, e)
+		}, err: says("watching the lease"), after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Lease: 3 * time.Second, Leader: "x", Address: "x:1"}, took: 1500 * time.Millisecond, rpcs: "ReadRows:2"},
 		{name: "direct, and a server takes over", row: released(v), call: toDirect, before: takes, times: 1, err: leads("x"), after: tso.RowState{Mode: tso.ModeServed, Limit: v, Epoch: 5, Lease: time.Second, Leader: "x", Address: "x:1"}, rpcs: "ReadRows:2 CheckAndMutateRow:1"},
 		{name: "direct by another client", row: released(v), call: toDirect, before: raises, times: 1, after: tso.RowState{Mode: tso.ModeDirect, Limit: v + 3, Epoch: 5}, rpcs: "ReadRows:2 CheckAndMutateRow:1"},
 
@@ -143,6 +159,9 @@ func TestChangesOfRow(t *testing.T) {
 							inside = true
 							tt.before(e, writes)
 							inside = false
+						}
+						if writes == tt.twice {
+							_, _ = call()
 						}
 						if writes == tt.lost {
 							return nil, status.Error(codes.Unavailable, "injected")
