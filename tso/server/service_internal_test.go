@@ -34,6 +34,7 @@ func leader(t *testing.T, ahead time.Duration) (*service, context.Context, *byte
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.service.alloc.log = slog.New(slog.DiscardHandler) // its timer may run later
 	now := tso.FromTime(time.Now())
 	s.service.alloc.begin(1, now+tso.Timestamp(ahead.Microseconds())-1)
 	s.service.alloc.lead(tso.Max)
