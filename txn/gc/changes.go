@@ -52,13 +52,10 @@ const (
 
 // divide divides the notes up to the safe point by time, if there are many.
 func (r changes) divide(ctx context.Context) ([]*recordpb.GarbageRun_Part, error) {
-	all, err := store.NewRowSet(changed.UpTo(r.report.SafePoint))
-	if err != nil {
-		return nil, err
-	}
+	all := changed.UpTo(r.report.SafePoint)
 	var first tso.Timestamp
-	notes := 0
-	err = r.retry(ctx, func() error {
+	var notes int
+	err := r.retry(ctx, func() error {
 		notes = 0
 		var pieces store.Pieces
 		_, err := r.client.Metadata.ReadPage(ctx, &pieces, all, minNotes, store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, changed.Qualifier), bigtable.StripValueFilter())), func(raw bigtable.Row) bool {
@@ -92,11 +89,7 @@ func spread(table string, from, to tso.Timestamp) (starts []position) {
 // dropNotes removes the notes that a run has made unnecessary that read every row, and the claims
 // below what it has resolved.
 func (r changes) dropNotes(ctx context.Context) error {
-	all, err := store.NewRowSet(changed.UpTo(r.report.SafePoint))
-	if err != nil {
-		return err
-	}
-	if err := r.notes(ctx, all, false, func(map[string][]string) error { return nil }); err != nil {
+	if err := r.notes(ctx, changed.UpTo(r.report.SafePoint), false, func(map[string][]string) error { return nil }); err != nil {
 		return err
 	}
 	record, _, err := r.client.SafePoint.ReadRecord(ctx)
@@ -127,7 +120,7 @@ func (r changes) notes(ctx context.Context, rest store.RowSet, read bool, do fun
 	var pieces store.Pieces
 	for !rest.Empty() {
 		var muts []store.RowMutation
-		rows := map[string][]string{}
+		var rows map[string][]string
 		err := r.retry(ctx, func() error {
 			muts, rows = nil, map[string][]string{}
 			left, err := r.client.Metadata.ReadPage(ctx, &pieces, rest, notesPerPage, filter, func(raw bigtable.Row) bool {
@@ -182,11 +175,7 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string) err
 		}
 		slices.Sort(rows)
 		for chunk := range slices.Chunk(slices.Compact(rows), r.page) {
-			set, err := store.NewRowSet(bigtable.RowList(chunk))
-			if err != nil {
-				return err
-			}
-			parts = append(parts, part{t, set, r.rules.filter(s.Families)})
+			parts = append(parts, part{t, store.RowSet{Keys: chunk}, r.rules.filter(s.Families)})
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)

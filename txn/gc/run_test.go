@@ -310,6 +310,7 @@ func TestClaims(t *testing.T) {
 	}{
 		"a claim": {claim("1f", format.Version), 31, true}, "the largest number": {claim("ffffffffffffffff", format.Version), 1<<64 - 1, true},
 		"no number": {claim("x", format.Version), 0, false}, "another version": {claim("1f", format.Version+1), 31, false}, "damaged": {damaged, 31, false},
+		"of another family": {bigtable.Row{"f": {{Row: recovery.SettledRowPrefix + "1f"}}}, 31, false},
 	} {
 		if number, ts, ok := decodeClaim(tt.raw); ok != tt.ok || ok && (number != tt.number || ts != 9) {
 			t.Errorf("%s: %d at %d, %t", name, number, ts, ok)

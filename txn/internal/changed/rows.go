@@ -157,8 +157,8 @@ func NotedAt(key string) (ts tso.Timestamp) {
 }
 
 // UpTo returns the keys of the notes whose commits are all at or below ts.
-func UpTo(ts tso.Timestamp) bigtable.RowRange {
-	return bigtable.NewRange(RowPrefix, KeyAt(ts+1))
+func UpTo(ts tso.Timestamp) store.RowSet {
+	return store.RowSet{Ranges: []store.KeyRange{{Start: RowPrefix, End: KeyAt(ts + 1)}}}
 }
 
 // Decode adds the rows of a note to rows, by table. A note that it cannot read adds nothing.

@@ -1,0 +1,177 @@
+package gc_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/changed"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// putRecord stores a record in the metadata table.
+func putRecord(t *testing.T, env *txntest.Env, row, qualifier string, record proto.Message) {
+	t.Helper()
+	value, err := proto.Marshal(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := bigtable.NewMutation()
+	m.Set(store.DeployFamily, qualifier, 0, value)
+	if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), row, m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noteReads matches reads of notes.
+func noteReads(c txntest.Call) bool {
+	r, ok := c.Request.(*btpb.ReadRowsRequest)
+	return ok && strings.Contains(r.GetFilter().String(), `"rows"`)
+}
+
+// TestDividedNotes: minNotes notes are divided by time, as far as the first one says its time. An answer that was cut
+// off does not count.
+func TestDividedNotes(t *testing.T) {
+	const hour = tso.Timestamp(time.Hour / time.Microsecond)
+	for _, tt := range []struct {
+		first string
+		notes int
+		want  int
+	}{{changed.KeyAt(hour) + "/0", 63, 1}, {changed.KeyAt(hour) + "/0", 64, 60}, {changed.KeyAt(1) + "/0", 64, 119}, {"changed/!", 64, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+			for i := range tt.notes {
+				row := tt.first
+				if i > 0 {
+					row = fmt.Sprintf("%s/%d", changed.KeyAt(hour+tso.Timestamp(i)), i)
+				}
+				putRecord(t, env, row, changed.Qualifier, &recordpb.ChangedRows{FormatVersion: format.Version})
+			}
+			faults := txntest.NewFaults(t)
+			faults.On("cut", noteReads, txntest.CutStream, 1)
+			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			rows, err := gc.NotesDivided(t.Context(), access.ResolverOf(c), 2*hour)
+			if err != nil || len(rows) != tt.want || rows[0] != changed.RowPrefix || tt.want == 60 && rows[1] != changed.KeyAt(hour+hour/60) {
+				t.Errorf("%d notes from %s: %d parts, %q, %v", tt.notes, tt.first, len(rows), rows[:min(len(rows), 2)], err)
+			}
+			faults.Wait()
+		})
+	}
+}
+
+// TestCollectedNotes: a run that follows changes reads the notes once, without those in parts of the table, and the
+// rows that they name, each once. It keeps newest deletes. A run of all rows does not read what the notes
+// name. It removes the claims up to its safe point, as far as it can read them.
+func TestCollectedNotes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const retention = 10 * time.Minute
+		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
+		env.CreateTable("a", "f")
+		env.CreateTable("b", "f")
+		write := func(row, qualifier, value string) {
+			t.Helper()
+			_, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				if value == "" {
+					tx.Table("a").Delete(row, "f", qualifier)
+				} else {
+					tx.Table("a").Set(row, "f", qualifier, []byte(value))
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("joe", "deleted", "1")
+		write("joe", "deleted", "")
+		<-time.After(retention + time.Minute)
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		collect := func(cfg gc.Config) *gc.Report {
+			t.Helper()
+			faults.Reset()
+			r, err := gc.Run(t.Context(), c, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		full := collect(gc.Config{Retention: retention, FullEvery: 24 * time.Hour})
+		if full.Changes || full.Total.Versions != 1 || full.Total.Deletes != 0 {
+			t.Fatalf("%+v", full)
+		}
+		for i, row := range []string{"joe", "bob", "gone", "joe"} {
+			if row != "gone" {
+				write(row, "q", "1")
+			}
+			ts, err := env.Client.Timestamp(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			putRecord(t, env, fmt.Sprintf("%s/%d", changed.KeyAt(ts), i), changed.Qualifier, &recordpb.ChangedRows{
+				FormatVersion: format.Version, Tables: []*recordpb.ChangedRows_Table{{Name: "a", Rows: [][]byte{[]byte(row)}}}})
+		}
+		<-time.After(retention + time.Minute)
+		var progress []string
+		r := collect(gc.Config{Retention: retention, FullEvery: 24 * time.Hour, Rate: 1, Progress: func(p gc.Progress) {
+			if p.Phase == gc.PhaseChanges {
+				progress = append(progress, fmt.Sprint(p.Table, " ", p.Row, " ", p.Total.Rows))
+			}
+		}})
+		if want := []string{"a bob 1", "a joe 2"}; !r.Changes || r.Total.Rows != 2 || r.Total.Versions != 1 || r.Total.Deletes != 0 || !slices.Equal(progress, want) {
+			t.Errorf("%+v, progress %q, want %q", r, progress, want)
+		}
+		reads := func(when string, want ...bool) {
+			t.Helper()
+			var got []bool // does it read the names of rows?
+			for _, call := range faults.Calls() {
+				if noteReads(call) {
+					got = append(got, !strings.Contains(call.Request.(*btpb.ReadRowsRequest).GetFilter().String(), "strip_value"))
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: reads of notes %v, want %v", when, got, want)
+			}
+		}
+		reads("changes", false, true)
+
+		for i, claim := range []*recordpb.Settled{
+			{FormatVersion: format.Version, Ts: int64(r.SafePoint)}, {FormatVersion: format.Version, Ts: int64(r.SafePoint) + 1}, {FormatVersion: format.Version + 1, Ts: 1},
+		} {
+			putRecord(t, env, fmt.Sprintf("%s%016x", recovery.SettledRowPrefix, i), recovery.SettledQualifier, claim)
+		}
+		full = collect(gc.Config{Retention: 24 * time.Hour, Restart: true}) // with the same safe point
+		if full.Changes || full.SafePoint != r.SafePoint || full.Total.Rows != 2 {
+			t.Errorf("%+v", full)
+		}
+		reads("all rows", false)
+		left := map[string]bool{}
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).ReadRows(t.Context(), bigtable.PrefixRange(recovery.SettledRowPrefix), func(r bigtable.Row) bool {
+			left[r.Key()] = true
+			return true
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff([]string{recovery.SettledRowPrefix + "0000000000000001", recovery.SettledRowPrefix + "0000000000000002"}, slices.Sorted(maps.Keys(left))); d != "" {
+			t.Errorf("claims (-want +got):\n%s", d)
+		}
+	})
+}
