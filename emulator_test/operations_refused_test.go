@@ -317,9 +317,8 @@ type ran struct {
 	took          time.Duration // since the failure, if there is one
 }
 
-// runRefused runs an operation whose request fails with the code. If that is Canceled, the
-// operation's context ends at the same time.
-func runRefused(t *testing.T, op operation, request string, code codes.Code) (r ran) {
+// newOperated makes the tables of an operation.
+func newOperated(t *testing.T, op operation) *txntest.Env {
 	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 	env.CreateTable("a", "f")
 	env.CreateTable("b", "f")
@@ -333,6 +332,13 @@ func runRefused(t *testing.T, op operation, request string, code codes.Code) (r 
 	if op.left != "" {
 		leaveLocks(t, env, op.left)
 	}
+	return env
+}
+
+// runRefused runs an operation whose request fails with the code. If that is Canceled, the
+// operation's context ends at the same time.
+func runRefused(t *testing.T, op operation, request string, code codes.Code) (r ran) {
+	env := newOperated(t, op)
 	visible := func() string {
 		var all []string
 		s := takeSnapshot(t, env.Client)
