@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,10 +21,12 @@ import (
 // hintServer answers calls about hints one by one, the last ones like the last answer.
 type hintServer struct {
 	tsopb.OracleClient
+	first func() // runs in the first call
+
+	mu      sync.Mutex
 	answers []hintAnswer
 	times   []time.Time
 	batches []int
-	first   func() // runs in the first call
 }
 
 // A hintAnswer is an error, or a subscription that stands for some time.
@@ -33,6 +36,8 @@ type hintAnswer struct {
 }
 
 func (s *hintServer) answer() hintAnswer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.times = append(s.times, time.Now())
 	a := s.answers[0]
 	if len(s.answers) > 1 {
@@ -41,11 +46,29 @@ func (s *hintServer) answer() hintAnswer {
 	return a
 }
 
+// sizes are those of the batches that were sent.
+func (s *hintServer) sizes() []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.batches)
+}
+
+// began is when each request arrived.
+func (s *hintServer) began() []time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.times)
+}
+
 func (s *hintServer) PublishHints(_ context.Context, req *tsopb.PublishHintsRequest, _ ...grpc.CallOption) (*tsopb.PublishHintsResponse, error) {
 	if req.FormatVersion != FormatVersion {
 		return nil, status.Error(codes.Internal, "no version")
 	}
-	if s.batches = append(s.batches, len(req.Hints)); len(s.batches) == 1 && s.first != nil {
+	s.mu.Lock()
+	s.batches = append(s.batches, len(req.Hints))
+	begun := len(s.batches) == 1
+	s.mu.Unlock()
+	if begun && s.first != nil {
 		s.first()
 	}
 	return &tsopb.PublishHintsResponse{}, status.Error(s.answer().code, "injected")
@@ -130,7 +153,7 @@ func TestPaceOfSubscription(t *testing.T) {
 		if status.Code(err) != codes.InvalidArgument || !slices.Equal(got, []string{"tk", "tk", "tk"}) || h.received.Load() != 3 || h.subscriptions.Load() != 0 {
 			t.Errorf("%v, received %v", err, got)
 		}
-		checkPauses(t, s.times,
+		checkPauses(t, s.began(),
 			[]time.Duration{0, 0, short.stands, 0, long.stands, 0, hintRest, 0, long.stands},
 			[]int{1, 2, 3, 4, 1, 2, 0, 4, 1})
 		// It ends with its context, and with the client.
@@ -185,19 +208,19 @@ func TestPaceOfPublisher(t *testing.T) {
 			h.add([]Hint{{"t", "1"}})
 			<-time.After(hintRest - 1)
 			synctest.Wait()
-			if !slices.Equal(s.batches, tt.batches) || h.sent.Load() != tt.sent || h.dropped.Load() != tt.dropped {
-				t.Errorf("%s: batches of %v, %d sent, %d dropped", tt.name, s.batches, h.sent.Load(), h.dropped.Load())
+			if !slices.Equal(s.sizes(), tt.batches) || h.sent.Load() != tt.sent || h.dropped.Load() != tt.dropped {
+				t.Errorf("%s: batches of %v, %d sent, %d dropped", tt.name, s.sizes(), h.sent.Load(), h.dropped.Load())
 			}
-			checkPauses(t, s.times, tt.after, tt.failures)
+			checkPauses(t, s.began(), tt.after, tt.failures)
 			h.add([]Hint{{"t", "4"}}) // at the end of the rest, if there is one
 			synctest.Wait()
-			if rests := tt.dropped == 3; rests != (len(s.batches) == len(tt.batches)) {
-				t.Errorf("%s: sent %v", tt.name, s.batches)
+			if rests := tt.dropped == 3; rests != (len(s.sizes()) == len(tt.batches)) {
+				t.Errorf("%s: sent %v", tt.name, s.sizes())
 			}
 			<-time.After(1)
 			synctest.Wait()
-			if len(s.batches) != len(tt.batches)+1 {
-				t.Errorf("%s: sent %v", tt.name, s.batches)
+			if len(s.sizes()) != len(tt.batches)+1 {
+				t.Errorf("%s: sent %v", tt.name, s.sizes())
 			}
 			dropped := h.dropped.Load()
 			h.seal()
@@ -213,7 +236,8 @@ func TestPaceOfPublisher(t *testing.T) {
 		h.add([]Hint{{"t", "1"}})
 		<-time.After(h.servers.timeout + time.Second)
 		synctest.Wait()
-		if last := s.times[len(s.times)-1].Sub(s.times[0]); h.dropped.Load() != 1 || h.sent.Load() != 0 || last > h.servers.timeout || last < h.servers.timeout-2*time.Second {
+		times := s.began()
+		if last := times[len(times)-1].Sub(times[0]); h.dropped.Load() != 1 || h.sent.Load() != 0 || last > h.servers.timeout || last < h.servers.timeout-2*time.Second {
 			t.Errorf("dropped %d, the last try after %v", h.dropped.Load(), last)
 		}
 		h.servers.end()
@@ -249,8 +273,8 @@ func TestFlushOfHints(t *testing.T) {
 			batch := h.take()
 			add(10_000, tt.waits)
 			h.flush(batch)
-			if fmt.Sprint(s.batches) != tt.batches || h.sent.Load() != tt.sent || h.dropped.Load() != tt.dropped || len(h.drain()) != 0 {
-				t.Errorf("%+v: sent %v, %d; dropped %d", tt, s.batches, h.sent.Load(), h.dropped.Load())
+			if fmt.Sprint(s.sizes()) != tt.batches || h.sent.Load() != tt.sent || h.dropped.Load() != tt.dropped || len(h.drain()) != 0 {
+				t.Errorf("%+v: sent %v, %d; dropped %d", tt, s.sizes(), h.sent.Load(), h.dropped.Load())
 			}
 		})
 	}
