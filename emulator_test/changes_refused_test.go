@@ -256,6 +256,23 @@ func TestChangesRefusedAtEveryRequest(t *testing.T) {
 	}
 }
 
+// TestUnregisterWithoutAnswer: an observer was there, although the first request has removed it and
+// its answer was lost.
+func TestUnregisterWithoutAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		if err := changes.RegisterObserver(t.Context(), env.Client, "a", txn.Column{Family: "f", Qualifier: "q"}, "o", false); err != nil {
+			t.Fatal(err)
+		}
+		faults.On("edit", func(c txntest.Call) bool { return c.Row == "schema/a" && c.Method == "CheckAndMutateRow" }, txntest.DropResponse, 1)
+		for _, want := range []bool{true, false} {
+			if found, err := changes.UnregisterObserver(t.Context(), c, "a", "o"); err != nil || found != want {
+				t.Errorf("%t, %v, want %t", found, err, want)
+			}
+		}
+	})
+}
+
 // failEach runs a function without a failure, and then with one of its requests failing, each in turn.
 func failEach(t *testing.T, run func(k int64, code codes.Code) ran) {
 	t.Helper()

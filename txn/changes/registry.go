@@ -166,7 +166,7 @@ func strength(weak bool) string {
 func UnregisterObserver(ctx context.Context, client *txn.Client, table, observer string) (found bool, err error) {
 	c := access.ResolverOf(client)
 	err = editObserved(ctx, c, table, func(m *recordpb.TableSchema) error {
-		found = unregister(m, observer)
+		found = unregister(m, observer) || found // an earlier try may have removed it
 		return nil
 	})
 	return found, err

@@ -234,8 +234,8 @@ func (b *build) progress(ctx context.Context) (jobs.Status, error) {
 	return job.Status(ctx, b.client)
 }
 
-// advance moves an index from one state to the next, and returns the record. If it is in a
-// later state, advance leaves it there. since, if not 0, is when it entered the state from.
+// advance moves an index from one state to the next, and returns the record, unless it has moved it
+// to a last state. If it is in a later state, advance leaves it there. since, if not 0, is when it entered the state from.
 func (b *build) advance(ctx context.Context, from, to State, since tso.Timestamp) (r record, err error) {
 	_, err = b.client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		table, c := tx.Table(b.table), b.stateColumn()
@@ -272,7 +272,7 @@ func (b *build) advance(ctx context.Context, from, to State, since tso.Timestamp
 		r = record{}
 		return nil
 	})
-	if err != nil || r.ts != 0 || to == Absent {
+	if err != nil || r.ts != 0 || to == Absent || to == Ready {
 		return r, err
 	}
 	// The timestamp of the record is that of its commit, also if it was written just now.
