@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -27,6 +28,7 @@ import (
 // places refuses requests by the place in the code that sends them: the first request of each place, one
 // in each call. A place is all lines of the packages on the stack, so what two functions share is two.
 type places struct {
+	t        *testing.T
 	packages []string // in the module
 	tolerate func(functions string, c txntest.Call) bool
 
@@ -61,6 +63,25 @@ func (p *places) match(c txntest.Call) bool {
 	}
 	p.last, p.refused[place] = place, true
 	return true
+}
+
+// client returns a client whose requests, and whose questions to the oracle, p may refuse.
+func (p *places) client(env *txntest.Env) *txn.Client {
+	oracle := tso.NewDirect(env.Bigtable.OpenTable(format.DefaultMetadataTable), tso.DirectConfig{})
+	p.t.Cleanup(func() { _ = oracle.Close() })
+	return env.NewClient(txn.Config{TokenTTL: -1, SchemaMaxAge: time.Second, Oracle: placedOracle{oracle, p}}, refuse(p.match)...)
+}
+
+type placedOracle struct {
+	tso.Oracle
+	*places
+}
+
+func (o placedOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	if o.match(txntest.Call{Method: "Timestamp"}) {
+		return 0, status.Error(codes.PermissionDenied, "injected: refused")
+	}
+	return o.Oracle.Timestamp(ctx)
 }
 
 // each calls f until no place is left. f must report each refusal.
@@ -100,6 +121,13 @@ func TestCollectionRefusedAtEachPlace(t *testing.T) {
 		}, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
 			return gc.Run(ctx, c, gc.Config{Retention: retention})
 		}, 30},
+		"all rows, slowly": {func(t *testing.T) *txntest.Env { // schemas get old meanwhile
+			env := newGCEnv(t)
+			stranded(t, env)
+			return env
+		}, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
+			return gc.Run(ctx, c, gc.Config{Retention: retention, Rate: 1})
+		}, 30},
 		"changes": {func(t *testing.T) *txntest.Env {
 			env := changesEnv(t)
 			writer := env.NewClient(txn.Config{})
@@ -131,13 +159,13 @@ func TestCollectionRefusedAtEachPlace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &places{packages: []string{"txn/gc"}, refused: map[string]bool{}, tolerate: func(functions string, c txntest.Call) bool {
+				p := &places{t: t, packages: []string{"txn/gc"}, refused: map[string]bool{}, tolerate: func(functions string, c txntest.Call) bool {
 					// What is tried again later, or what a collection does without.
 					return strings.Contains(functions, "lease).re") || functions == "" && c.Step != txntest.StepCollect && c.Step != txntest.StepCollectRow ||
 						c.Method == "SampleRowKeys" || strings.HasPrefix(c.Row, "families/")
 				}}
 				env := tt.env(t)
-				c := env.NewClient(txn.Config{TokenTTL: -1}, refuse(p.match)...)
+				c := p.client(env)
 				p.each(t, func() error {
 					advance(time.Minute) // until the client reads the safe point again
 					r, err := tt.call(t.Context(), c)
@@ -286,11 +314,11 @@ func TestChangesRefusedAtEachPlace(t *testing.T) {
 				})
 			},
 		} {
-			p := &places{packages: []string{"notify", "txn/changes", "txn/internal/journal"}, refused: map[string]bool{}, tolerate: func(functions string, c txntest.Call) bool {
+			p := &places{t: t, packages: []string{"notify", "txn/changes", "txn/internal/journal"}, refused: map[string]bool{}, tolerate: func(functions string, c txntest.Call) bool {
 				return functions == "" || strings.HasPrefix(c.Row, "families/")
 			}}
 			p.each(t, func() error {
-				c := env.NewClient(txn.Config{TokenTTL: -1}, refuse(p.match)...)
+				c := p.client(env)
 				defer closeNow(c)
 				if err := call(t.Context(), c); err != nil {
 					return fmt.Errorf("%s: %w", name, err)
