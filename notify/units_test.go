@@ -1,0 +1,296 @@
+package notify
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// inTable calls f in virtual time with table t, whose client records its requests.
+func inTable(t *testing.T, f func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults), opts ...txntest.Option) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, append(opts, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))...)
+		env.CreateTable("t", "f")
+		faults := txntest.NewFaults(t)
+		f(t, env, env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), faults)
+	})
+}
+
+// TestTakenOffers: which offers and hints a worker takes, and what it counts.
+func TestTakenOffers(t *testing.T) {
+	inTable(t, func(t *testing.T, _ *txntest.Env, c *txn.Client, _ *txntest.Faults) {
+		now, err := c.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tel, err := newTelemetry(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var later timers
+		l, counts := newLane([]*handler{{id: "o", concurrency: 1}}, 1, 1, &later), &counters{}
+		in := &intake{client: c, logger: slog.New(slog.DiscardHandler), lanes: map[target]*lane{targetOf(notificationOf("").Cell): l}, counters: counts, telemetry: &tel}
+		waits := notificationOf("waits", 5)
+		waits.Failures = map[string]format.Failure{"o": {LastTS: 6, NotBefore: now + 1e9}}
+		l.skip(notificationOf("skipped").Cell, 7, time.Hour)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, tt := range []struct {
+			ctx    context.Context
+			n      changes.Notification
+			hint   bool
+			want   bool
+			counts [3]int64 // found, hinted, dropped
+		}{
+			{t.Context(), waits, false, false, [3]int64{}},
+			{t.Context(), notificationOf("skipped", 7), false, false, [3]int64{}},
+			{t.Context(), notificationOf("a", 1), false, true, [3]int64{1}},
+			{t.Context(), notificationOf("a", 2), false, false, [3]int64{1}},
+			{ended, notificationOf("b"), true, false, [3]int64{1}},
+			{t.Context(), notificationOf("b"), true, true, [3]int64{1, 1}},
+			{t.Context(), notificationOf("c"), true, false, [3]int64{1, 1, 1}},
+			{ended, notificationOf("d", 1), false, false, [3]int64{1, 1, 1}}, // there is no room
+		} {
+			got := false
+			if tt.hint {
+				got = in.hint(tt.ctx, tt.n.Cell)
+			} else {
+				got = in.offer(tt.ctx, tt.n, nil)
+			}
+			if n := [3]int64{counts.found.Load(), counts.hinted.Load(), counts.hintsDropped.Load()}; got != tt.want || n != tt.counts {
+				t.Errorf("%s, hint: %t: taken %t, counts %v; want %t, %v", tt.n.Cell, tt.hint, got, n, tt.want, tt.counts)
+			}
+		}
+		if !in.busy(notificationOf("a").Cell) || in.busy(notificationOf("d").Cell) || in.busy(txn.Cell{}) {
+			t.Error("busy with other cells")
+		}
+	})
+}
+
+// TestRegistryOfOrphans: a table's registry is read once a minute, and is unknown if it cannot be read, or if the
+// context ends while another goroutine reads it.
+func TestRegistryOfOrphans(t *testing.T) {
+	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults) {
+		column := txn.Column{Family: "f", Qualifier: "q"}
+		if err := changes.RegisterObserver(t.Context(), env.Client, "t", column, "o", false); err != nil {
+			t.Fatal(err)
+		}
+		o := newOrphans(c, slog.New(slog.DiscardHandler), nil)
+		for i := range 3 {
+			before := len(faults.Calls())
+			r, ok := o.registry(t.Context(), "t")
+			if want := []changes.ObservedColumn{{Table: "t", Column: column, Observers: []string{"o"}}}; !ok || r.asOf == 0 || cmp.Diff(want, r.observed) != "" {
+				t.Errorf("%+v, %t", r, ok)
+			}
+			if sent := len(faults.Calls()) > before; sent != (i != 1) {
+				t.Errorf("time %d: %v", i, faults.Calls()[before:])
+			}
+			if i > 0 {
+				<-time.After(registryMaxAge)
+			}
+		}
+		unknown := func(when string, ctx context.Context, table string) {
+			t.Helper()
+			if r, ok := o.registry(ctx, table); ok || r.observed != nil {
+				t.Errorf("%s: %+v", when, r)
+			}
+		}
+		unknown("a table that does not exist", t.Context(), "none")
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		o.turn <- struct{}{}
+		unknown("another goroutine reads", ended, "t")
+		<-o.turn
+		if err := c.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		unknown("the client is closed", t.Context(), "t")
+	})
+}
+
+// TestMovesOn: after a piece, a worker moves the sweep on, also if another worker has taken the piece because of its lease,
+// and remembers what either has missed. It moves nothing if the sweep is elsewhere.
+func TestMovesOn(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		meanwhile *changes.SweepPosition // of another worker
+		missed    bool
+		want      changes.SweepPosition
+	}{
+		{"alone", nil, false, changes.SweepPosition{Row: "m"}},
+		{"alone, with a piece missed", nil, true, changes.SweepPosition{Row: "m", Missed: true}},
+		{"another one has the piece", &changes.SweepPosition{}, false, changes.SweepPosition{Row: "m"}},
+		{"another one has the piece, this one missed it", &changes.SweepPosition{}, true, changes.SweepPosition{Row: "m", Missed: true}},
+		{"another one has missed it", &changes.SweepPosition{Missed: true}, false, changes.SweepPosition{Row: "m", Missed: true}},
+		{"another one is elsewhere", &changes.SweepPosition{Row: "k"}, true, changes.SweepPosition{Row: "k"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, _ *txntest.Faults) {
+				if _, err := c.Timestamp(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				at := func() changes.SweepPosition {
+					t.Helper()
+					all, err := changes.SweepPositions(t.Context(), env.Client, nil, "t")
+					if err != nil || len(all) != 1 {
+						t.Fatalf("%+v, %v", all, err)
+					}
+					return all[0]
+				}
+				move := func(p changes.SweepPosition, row string) changes.SweepPosition {
+					t.Helper()
+					p, ok, err := changes.MoveSweep(t.Context(), env.Client, p, row, false, time.Minute)
+					if err != nil || !ok {
+						t.Fatal(ok, err)
+					}
+					return p
+				}
+				p := move(at(), "")
+				if tt.meanwhile != nil {
+					<-time.After(time.Second)
+					other := p
+					other.Missed = tt.meanwhile.Missed
+					move(other, tt.meanwhile.Row)
+				}
+				p.Missed = tt.missed
+				j := &journal{search: Search{Client: c}}
+				if err := j.moveOn(t.Context(), p, "m", time.Hour); err != nil {
+					t.Error(err)
+				}
+				if d := cmp.Diff(tt.want, at(), cmpopts.IgnoreFields(changes.SweepPosition{}, "Table", "DueTS", "BegunTS", "Complete"), cmpopts.IgnoreUnexported(changes.SweepPosition{})); d != "" {
+					t.Errorf("(-want +got):\n%s", d)
+				}
+				if err := c.Close(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := j.moveOn(t.Context(), p, "m", time.Hour); !errors.Is(err, txn.ErrClosed) {
+					t.Errorf("its client is closed: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestToleratedErrors: the search continues after an error, unless its context has ended or the client is closed.
+func TestToleratedErrors(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	broken := errors.New("broken on purpose")
+	for _, tt := range []struct {
+		ctx   context.Context
+		err   error
+		want  error
+		lines int
+	}{{t.Context(), nil, nil, 0}, {t.Context(), broken, nil, 1}, {ended, broken, broken, 0}, {t.Context(), txn.ErrClosed, txn.ErrClosed, 0}} {
+		var logged bytes.Buffer
+		j := &journal{search: Search{Logger: slog.New(slog.NewTextHandler(&logged, nil))}}
+		if err := j.tolerate(tt.ctx, tt.err); err != tt.want || strings.Count(logged.String(), "\n") != tt.lines {
+			t.Errorf("%v: %v, logged %s", tt.err, err, &logged)
+		}
+	}
+}
+
+// TestBackfillExactly: a backfill sends cells in batches, and says after each how many it has notified, and up to which row.
+func TestBackfillExactly(t *testing.T) {
+	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, _ *txntest.Faults) {
+		column := txn.Column{Family: "f", Qualifier: "q"}
+		if err := changes.RegisterObserver(t.Context(), env.Client, "t", column, "o", false); err != nil {
+			t.Fatal(err)
+		}
+		for _, rows := range []int{0, 1, backfillBatch, backfillBatch + 1} {
+			if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+				for i := range rows {
+					tx.Table("t").Set(fmt.Sprintf("row%03d", i), "f", "q", nil)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			var said, want []string
+			for n := min(rows, backfillBatch); n > 0 && n <= rows; n += backfillBatch {
+				want = append(want, fmt.Sprintf("%d row%03d", n, n-1))
+			}
+			if rows > backfillBatch {
+				want = append(want, fmt.Sprintf("%d row%03d", rows, rows-1))
+			}
+			n, err := Backfill(t.Context(), c, "t", column, nil, func(cells int, row string) { said = append(said, fmt.Sprint(cells, " ", row)) })
+			if n != rows || err != nil || !slices.Equal(said, want) {
+				t.Errorf("%d rows: %d, %v, said %q, want %q", rows, n, err, said, want)
+			}
+		}
+	})
+}
+
+// TestCounterRefuses: a counter refuses cells that no counter wrote, and rows that are not its shards. To add 0 sends nothing.
+func TestCounterRefuses(t *testing.T) {
+	for row, want := range map[string]string{"k#shard-0001": "k", "#shard-0001": "", "a#shard-b#shard-c": "a#shard-b"} {
+		if key, _, ok := cutLast(row, shardInfix); !ok || key != want {
+			t.Errorf("%s: %q, %t", row, key, ok)
+		}
+	}
+	if key, _, ok := cutLast("k", shardInfix); ok || key != "" {
+		t.Errorf("%q, %t", key, ok)
+	}
+	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults) {
+		counter := Counter{Table: "t", Family: "f", Qualifier: "n", Shards: 1}
+		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("t").Set(shardRow("k", 0), "f", counter.Column().Qualifier, []byte("short"))
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		tx, err := c.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		before := len(faults.Calls())
+		if err := counter.Add(t.Context(), tx, "k", 0); err != nil || len(faults.Calls()) != before {
+			t.Errorf("%v, %d requests", err, len(faults.Calls())-before)
+		}
+		shard := txn.Cell{Table: "t", Row: shardRow("k", 0), Family: "f", Qualifier: counter.Column().Qualifier}
+		other := shard
+		other.Row = "other"
+		n, rerr := counter.Read(t.Context(), tx.Table("t"), "k")
+		for name, err := range map[string]error{"Add": counter.Add(t.Context(), tx, "k", 1), "Read": rerr, "Observe": counter.Observe(t.Context(), tx, shard), "of another row": counter.Observe(t.Context(), tx, other)} {
+			if !errors.Is(err, txn.ErrInvalid) || n != 0 {
+				t.Errorf("%s: %v, %d", name, err, n)
+			}
+		}
+	})
+}
+
+// TestHandlerOfPattern: a pattern takes no weak notifications. Options of transactions add up.
+func TestHandlerOfPattern(t *testing.T) {
+	observer := ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error { return nil })
+	cfg, err := Config{}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for weak, want := range map[bool]string{false: "", true: "a pattern cannot take weak notifications"} {
+		opts := []HandleOption{TxnOptions(txn.Named("a")), TxnOptions(txn.Named("b"), txn.Named("c"))}
+		if weak {
+			opts = append(opts, Weak())
+		}
+		h, err := newHandler("o", target{"t", txn.Pattern("f", "q")}, observer, cfg, opts)
+		if weak != errors.Is(err, txn.ErrInvalid) || weak && !strings.Contains(err.Error(), want) || !weak && len(h.txnOptions) != 3 {
+			t.Errorf("weak: %t: %+v, %v", weak, h, err)
+		}
+	}
+}
