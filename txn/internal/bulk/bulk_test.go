@@ -49,3 +49,19 @@ func TestSplit(t *testing.T) {
 		}
 	}
 }
+
+// Rows are divided by their tables, in order. Those of one table are not copied.
+func TestByTable(t *testing.T) {
+	tables := []*store.Table{{Name: "a"}, {Name: "b"}, {Name: "c"}}
+	var rows []*store.RowWrites
+	for _, i := range []int{1, 0, 1, 2, 0} {
+		rows = append(rows, &store.RowWrites{Table: tables[i]})
+	}
+	want := [][]*store.RowWrites{{rows[0], rows[2]}, {rows[1], rows[4]}, {rows[3]}}
+	if got := bulk.ByTable(rows); !slices.EqualFunc(got, want, slices.Equal[[]*store.RowWrites]) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := bulk.ByTable(want[1]); len(got) != 1 || len(got[0]) != 2 || &got[0][0] != &want[1][0] {
+		t.Errorf("of one table: %v, want %v itself", got, want[1])
+	}
+}
