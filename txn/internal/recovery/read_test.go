@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
 )
 
 // put stores a committed value of a column of row "r".
@@ -334,6 +335,68 @@ func TestLatestExpires(t *testing.T) {
 	}, func(m *recordpb.TableSchema) {
 		m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1000}}
 	})
+}
+
+// TestLatestFails: a read of the latest state returns each error that it meets, and no row. The first
+// cells of a row are one request. Values expire when the oracle says so, also at the same microsecond.
+func TestLatestFails(t *testing.T) {
+	of := func(qualifier string) store.Selection {
+		return store.Selection{Columns: []format.Column{{Family: "f", Qualifier: qualifier}}}
+	}
+	for _, tt := range []struct {
+		name, fault    string
+		skip           time.Duration // after the oracle has answered; 0: it has not
+		sel            store.Selection
+		want, requests string
+	}{
+		{"the read", "read", 1, of("p"), "PermissionDenied", "read r"},
+		{"the time", "oracle", 0, of("p"), "PermissionDenied", "read r, oracle"},
+		{"a damaged record beside a lock", "", 1, of("d"), "corrupt", "read r"},
+		{"a damaged name", "", 1, store.Selection{}, "corrupt", "read r"},
+		{"the time of expiry", "oracle", 1, of("q"), "PermissionDenied", "read r, oracle"},
+		{"expired", "", 1, of("q"), "[]", "read r, oracle, read r"},
+		{"first cells", "", 1, store.Selection{Ranges: []store.QualifierRange{{Family: "f", Start: "w"}}, First: 1}, "[f:y@1500=v1]", "read r"},
+	} {
+		newWorld(t, Config{TokenTTL: -1}, 0, func(w *world) {
+			w.began = time.Now()
+			w.plain("p", 1000)
+			w.put("q", 1, 2)
+			for _, q := range []string{"y", "z"} {
+				w.put(q, 1, 1500)
+			}
+			w.record("w", format.KindDelete, 1, 1500)
+			if tt.name == "a damaged record beside a lock" {
+				w.Set("a", "r", format.WriteFamily, "f:d", (base + 1).Cell(), []byte{255})
+				w.prewrite("d", "d", 5, time.Hour, format.KindPut, false)
+			}
+			if tt.name == "a damaged name" {
+				w.Set("a", "r", format.WriteFamily, "damaged", (base + 1600).Cell(), nil)
+			}
+			<-time.After(1002 * time.Microsecond)
+			if tt.skip > 0 {
+				_, err := w.r.Clock.Timestamp(w.Context())
+				w.Must(err)
+				<-time.After(tt.skip * time.Microsecond)
+			}
+			w.Requests = nil
+			if tt.fault != "" {
+				w.Inject(tt.fault, worldtest.Denied)
+			}
+			row, err := ReadLatest(w.Context(), w.r, w.table, "r", tt.sel)
+			got := errorName(err)
+			if err == nil {
+				got = shown(row)
+			} else if row != nil {
+				t.Errorf("%s: %s beside %v", tt.name, shown(row), err)
+			}
+			if got != tt.want {
+				t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+			}
+			w.Expect(tt.name, tt.requests)
+		}, func(m *recordpb.TableSchema) {
+			m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1000}}
+		})
+	}
 }
 
 // TestReadExactRequests: the columns of one request fit into a filter, and the next one would not.
