@@ -213,5 +213,16 @@ func TestResolveLocks(t *testing.T) {
 		if err := w.r.ResolveLocks(w.Context(), locks, func(int, format.Status, error) {}); !errors.Is(err, format.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
+		w.Must(w.r.Drain(w.Context())) // nothing is left
+	})
+	newWorld(t, Config{TokenTTL: -1}, 0, func(w *world) {
+		w.rollback("p")
+		first, other := *w.lock("s", time.Hour, false), *w.lock("t", time.Hour, false)
+		ctx, cancel := context.WithCancel(w.Context())
+		n := 0
+		err := w.r.ResolveLocks(ctx, []format.Lock{first, other}, func(int, format.Status, error) { n++; cancel() })
+		if !errors.Is(err, context.Canceled) || n != 1 {
+			t.Errorf("the context ended after the first lock: %v, %d locks", err, n)
+		}
 	})
 }

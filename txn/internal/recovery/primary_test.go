@@ -191,8 +191,8 @@ func TestSettleRefuses(t *testing.T) {
 // outcome is unknown.
 func TestNewCommitTSFails(t *testing.T) {
 	stop := errors.New("stop")
-	for what, want := range map[string]error{"oracle": stop, "prepare": stop} {
-		newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
+	for what, want := range map[string]error{"oracle": stop, "prepare": stop, "safe point": format.ErrTooOld} {
+		newWorld(t, Config{TokenTTL: -1, PassLocks: true}, map[string]tso.Timestamp{"safe point": startTS}[what], func(w *world) {
 			w.passed(committedTS)
 			if what == "oracle" {
 				w.Faults[what] = []error{stop}

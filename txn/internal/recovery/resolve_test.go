@@ -1,12 +1,17 @@
 package recovery
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
 )
 
 // TestResolve: what each kind of caller does with a lock of a transaction that started at 100, for
@@ -105,6 +110,108 @@ func TestResolve(t *testing.T) {
 				}
 			}
 			g.compare(t, p.name, lines)
+		})
+	}
+}
+
+// TestIsDead: when a client may roll a lock back at a time, the requests for it, and the bounds. The oracle
+// is at 1300.
+func TestIsDead(t *testing.T) {
+	const second, far = time.Second, 2*format.MaxLockTTL + 500*time.Microsecond
+	for _, tt := range []struct {
+		ttl        time.Duration
+		owner      string
+		start, now tso.Timestamp
+		fault      error
+		want       string
+	}{
+		{second, "", 100, 1_000_099, nil, "false ok"},
+		{second, "", 100, 1_000_100, nil, "true ok"},
+		{second, "gone", 100, 100, nil, "true ok, read token worker/gone"},
+		{second, "gone", 100, 99, nil, "true ok, read token worker/gone, oracle"},
+		{second, "gone", 1300, 99, nil, "true ok, read token worker/gone, oracle"},
+		{second, "gone", 1301, 99, nil, "true corrupt, read token worker/gone, oracle"},
+		{second, "gone", 100, 99, worldtest.Denied, "true PermissionDenied, read token worker/gone, oracle"},
+		{second, "", 100, 99, nil, "false ok"},
+		{far, "", 100, 600, nil, "false ok"},
+		{far, "", 100, 599, nil, "false ok, oracle"}, // it was written later, so it is not endless
+		{far, "", 1000, 599, nil, "true ok, oracle"}, // it still is
+	} {
+		newWorld(t, Config{TokenTTL: time.Hour}, 0, func(w *world) {
+			if tt.fault != nil {
+				w.Inject("oracle", tt.fault)
+			}
+			dead, err := w.r.isDead(w.Context(), &format.Lock{Cell: cell("p"), Primary: cell("p"), StartTS: base + tt.start, TTL: tt.ttl, Owner: tt.owner}, base+tt.now)
+			if got := strings.Join(append([]string{fmt.Sprint(dead, " ", errorName(err))}, w.Did()...), ", "); got != tt.want {
+				t.Errorf("%v of %q from %d at %d: %s, want %s", tt.ttl, tt.owner, tt.start, tt.now, got, tt.want)
+			}
+		})
+	}
+}
+
+// TestResolveAtBounds: a commit at the timestamp of a read is visible to it, and a lock has expired at the
+// microsecond at which it expires.
+func TestResolveAtBounds(t *testing.T) {
+	newWorld(t, Config{}, 0, func(w *world) {
+		w.commit("p", format.KindPut, committedTS)
+		if ignore, err := w.r.resolveOneForRead(w.Context(), w.lock("s", time.Hour, false), committedTS); ignore || err != nil || w.r.Claims != nil {
+			t.Errorf("a commit at the read: %t, %v; with claims: %t", ignore, err, w.r.Claims != nil)
+		}
+		w.Expect("a commit at the read", "read p, change s, hint s")
+		for now, want := range map[tso.Timestamp]string{1099: "", 1100: "oracle, read v, change v"} {
+			l := &format.Lock{Cell: cell("v"), Primary: cell("v"), StartTS: startTS, TTL: time.Millisecond, Kind: format.KindPut}
+			w.Set("a", "v", format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(l))
+			w.r.Outcomes = newOutcomeCache()
+			if ignore, err := w.r.resolveOneForLatest(w.Context(), l, base+50, base+now); ignore != (want == "") || err != nil {
+				t.Errorf("a lock that expires at 1100, at %d: %t, %v", now, ignore, err)
+			}
+			w.Expect(fmt.Sprint(now), want)
+		}
+	})
+}
+
+// TestResolveFails: without the stored safe point, nobody knows whether a lock below it is
+// late, so its outcome stays open. A primary lock that a newer client wrote is an error at once.
+func TestResolveFails(t *testing.T) {
+	for name, call := range map[string]func(w *world, l *format.Lock) error{
+		"reader": func(w *world, l *format.Lock) error {
+			_, err := w.r.resolveOneForRead(w.Context(), l, base+1200)
+			return err
+		},
+		"latest": func(w *world, l *format.Lock) error {
+			_, err := w.r.resolveOneForLatest(w.Context(), l, base+1200, base+1200)
+			return err
+		},
+		"writer": func(w *world, l *format.Lock) error {
+			_, err := w.r.ResolveForWrite(w.Context(), l, base+1200, func() {})
+			return err
+		},
+		"operator": func(w *world, l *format.Lock) error {
+			_, err := w.r.resolveLock(w.Context(), l, base+1200)
+			return err
+		},
+	} {
+		newWorld(t, Config{TokenTTL: -1}, startTS, func(w *world) {
+			listed := w.Name
+			w.Name = func(kind, table, what string) (string, string) {
+				if what == "/"+store.GCRowKey {
+					return "read gc", ""
+				}
+				return listed(kind, table, what)
+			}
+			l := w.lock("s", time.Hour, false)
+			w.Inject("read gc", worldtest.Denied)
+			if err := call(w, l); errorName(err) != "PermissionDenied" {
+				t.Errorf("%s, without the safe point: %v", name, err)
+			}
+			w.Expect(name, "read gc")
+			l.StartTS++
+			newer := format.Marshal(&recordpb.Lock{FormatVersion: 99})
+			w.Set("a", "p", format.LockFamily, "f:q", l.StartTS.Cell(), newer)
+			if err := call(w, l); !errors.Is(err, format.ErrFormatVersion) {
+				t.Errorf("%s, with a lock of a newer client: %v", name, err)
+			}
+			w.Expect(name, "read p")
 		})
 	}
 }
