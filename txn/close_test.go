@@ -108,6 +108,9 @@ func TestCloseDrains(t *testing.T) {
 			t.Fatalf("Close returned %v while the secondaries were under way", err)
 		default:
 		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		wantError(t, c.Close(ended), context.Canceled, "waiting for another Close")
 		held.Release()
 		if err := <-closed; err != nil {
 			t.Fatal(err)

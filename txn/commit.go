@@ -86,36 +86,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if c.txn.opts.writeOnly {
 		c.client.starts.Ask(c.client.resolver.Background, &c.client.resolver.Clock)
 	}
-	if commitTS <= c.startTS {
-		c.abort(ctx)
-		return 0, fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
-	}
-	if err := c.checkBound(commitTS); err != nil {
-		c.abort(ctx)
-		return 0, err
-	}
-	// Only after the prewrites: a garbage collection that begins from now on finds the
-	// locks. If an earlier one may have removed a conflicting record, this check fails
-	// (docs/gc.md).
-	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
-		c.abort(ctx)
-		return 0, err
-	}
-	if err := c.txn.first.checkWrite(ctx, c.client.resolver, c.startTS); err != nil {
-		c.abort(ctx)
-		return 0, err
-	}
-	// Before the commit point: no scan of the journal must miss a change that may be pending.
-	if err := c.entries.Wait(ctx); err != nil {
-		c.abort(ctx)
-		return 0, err
-	}
-	if ctx.Err() != nil {
-		// From here on the transaction may take effect, so this is the last check.
-		c.abort(ctx)
-		return 0, store.Ended(ctx, "txn: before sending the commit", nil)
-	}
-	if err := c.sendNotifications(ctx, commitTS); err != nil {
+	if err := c.mayCommit(ctx, commitTS); err != nil {
 		c.abort(ctx)
 		return 0, err
 	}
@@ -134,6 +105,34 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.client.resolver.Hints.Publish(c.notified...)
 	c.commitSecondaries(ctx, commitTS)
 	return commitTS, nil
+}
+
+// mayCommit makes the last checks before the commit point, and writes the weak notifications.
+func (c *commit) mayCommit(ctx context.Context, commitTS tso.Timestamp) error {
+	if commitTS <= c.startTS {
+		return fmt.Errorf("txn: the timestamp oracle went backwards: start_ts %d, then commit_ts %d; nothing was committed", c.startTS, commitTS)
+	}
+	if err := c.checkBound(commitTS); err != nil {
+		return err
+	}
+	// Only after the prewrites: a garbage collection that begins from now on finds the
+	// locks. If an earlier one may have removed a conflicting record, this check fails
+	// (docs/gc.md).
+	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
+		return err
+	}
+	if err := c.txn.first.checkWrite(ctx, c.client.resolver, c.startTS); err != nil {
+		return err
+	}
+	// Before the commit point: no scan of the journal must miss a change that may be pending.
+	if err := c.entries.Wait(ctx); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		// From here on the transaction may take effect, so this is the last check.
+		return store.Ended(ctx, "txn: before sending the commit", nil)
+	}
+	return c.sendNotifications(ctx, commitTS)
 }
 
 // sendNotifications writes the weak notifications, at commit_ts and before the commit point.

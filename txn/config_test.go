@@ -1,12 +1,16 @@
 package txn_test
 
 import (
+	"context"
+	"errors"
 	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -37,4 +41,38 @@ func TestConfigIsChecked(t *testing.T) {
 		_, err := txn.NewClient(t.Context(), none, txn.Config{})
 		wantError(t, err, txn.ErrInvalid)
 	}
+	_, err := txn.NewClient(t.Context(), env.Bigtable, txn.Config{MeterProvider: brokenMeters{}})
+	wantError(t, err, errMeter)
+	c, err := txn.NewClient(t.Context(), struct{ txn.Tables }{env.Bigtable}, txn.Config{}) // not a pointer
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := env.Client.Update(t.Context(), func(ctx context.Context, _ *txn.Txn) error {
+		if txn.AttemptOf(ctx) != 1 || ctx != t.Context() {
+			t.Errorf("the context of the first run is another one, of run %d", txn.AttemptOf(ctx))
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if n := txn.AttemptOf(t.Context()); n != 1 {
+		t.Errorf("outside of Update, run %d", n)
+	}
+}
+
+var errMeter = errors.New("no instrument")
+
+// brokenMeters fail to make counters.
+type (
+	brokenMeters struct{ noop.MeterProvider }
+	brokenMeter  struct{ noop.Meter }
+)
+
+func (brokenMeters) Meter(string, ...metric.MeterOption) metric.Meter { return brokenMeter{} }
+
+func (brokenMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return nil, errMeter
 }

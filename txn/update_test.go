@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -200,6 +202,14 @@ func TestCommitBefore(t *testing.T) {
 		var conflict *txn.ConflictError
 		if errors.As(err, &conflict) != tt.fails || tt.fails && !strings.Contains(err.Error(), "too late") {
 			t.Errorf("bounds %v: %v", tt.bounds, err)
+		}
+		if tt.fails {
+			if err := env.Bigtable.Open("a").ReadRows(t.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+				t.Errorf("bounds %v: a lock of row %s is left", tt.bounds, r.Key())
+				return true
+			}, bigtable.RowFilter(bigtable.FamilyFilter(format.LockFamily))); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
