@@ -40,7 +40,7 @@ func inStore(t *testing.T, f func(w *worldtest.World, s *store.Store, schema fun
 	})
 }
 
-// TestGroup: the primary's row is first, and the others are in order, with their columns. Only a family
+// TestGroup: the primary's row is first, and the other rows are in order, as are their columns. Only a family
 // that the client does not know, and a schema that is too old, make a request. What cannot be
 // committed, or a schema that cannot be read, is an error.
 func TestGroup(t *testing.T) {

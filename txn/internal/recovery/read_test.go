@@ -337,7 +337,7 @@ func TestLatestExpires(t *testing.T) {
 	})
 }
 
-// TestLatestFails: a read of the latest state returns each error that it meets, and no row. The first
+// TestLatestFails: a read of the latest state returns each error, and no row. The first
 // cells of a row are one request. Values expire when the oracle says so, also at the same microsecond.
 func TestLatestFails(t *testing.T) {
 	of := func(qualifier string) store.Selection {

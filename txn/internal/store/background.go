@@ -176,16 +176,11 @@ func (b *Background) sendLane(ctx context.Context, t *Table, q *bulkQueue, l *la
 }
 
 // sendBatch sends a batch and returns the rows that failed. The request ends at the first
-// deadline in the batch.
+// deadline in the batch, which is that of its first row.
 func (b *Background) sendBatch(ctx context.Context, t *Table, l *lane, batch []RowMutation) (failed []RowMutation) {
 	first := batch[0].deadline
 	if soon := time.Now().Add(freshTimeout); !l.retries && soon.Before(first) {
 		first = soon
-	}
-	for _, m := range batch {
-		if m.deadline.Before(first) {
-			first = m.deadline
-		}
 	}
 	ctx, cancel := context.WithDeadline(ctx, first)
 	defer cancel()

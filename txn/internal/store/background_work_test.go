@@ -19,6 +19,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/settled"
 )
 
 // A lateTable answers each ApplyBulk when the test says so: with an error for the request, or for rows.
@@ -501,6 +502,34 @@ func TestApplySkipsTooOld(t *testing.T) {
 		defer cancel()
 		if failed, err = table.Apply(ctx, mutations(6, "ab")); l.requests() != "" || len(failed) != 2 || failed[1].Err != err || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("without a safe point: %v, %v", failed, err)
+		}
+	})
+}
+
+// TestShortTimeout: a request ends with the first of its rows' deadlines, also if Config.BackgroundTimeout
+// is short. A row that was applied counts for its commit, and one that failed does not.
+func TestShortTimeout(t *testing.T) {
+	background(t, Config{BackgroundTimeout: time.Second}, func(t *testing.T, l *lateTable, s *Store, table *Table) {
+		claims := settled.NewClaims()
+		commit, _ := claims.Begin(10, 3)
+		if commit == nil {
+			t.Fatal("no claim")
+		}
+		muts := mutations(10, "ab")
+		for i := range muts {
+			muts[i].Settles = commit
+		}
+		s.Background.Add(table, muts)
+		if got := l.requests(); got != "ab in 1s" {
+			t.Errorf("requests %q", got)
+		}
+		l.answer(lost, "b")
+		if _, ts := claims.Next(0); ts != 9 {
+			t.Errorf("one of two rows is applied, and %d is claimed", ts)
+		}
+		l.answer(nil, "")
+		if _, ts := claims.Next(0); ts != 10 {
+			t.Errorf("both rows are applied, and %d is claimed", ts)
 		}
 	})
 }

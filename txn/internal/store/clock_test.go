@@ -43,6 +43,8 @@ func TestClock(t *testing.T) {
 		}
 		c.NoteLatest(120)
 		readable(time.Second+1, 120, 120)
+		c.NoteCommit(120, time.Now()) // the commit of this client that a read has shown
+		readable(1, 120, 120)
 		if Remaining(5, 7) != 2*time.Microsecond || Remaining(7, 5) != 0 {
 			t.Error("the time between two timestamps")
 		}

@@ -178,9 +178,32 @@ func TestColumnFiltersAreBounded(t *testing.T) {
 	if made := k.of(format.Column{Family: "f", Qualifier: "0"}); k.of(format.Column{Family: "f", Qualifier: "0"}) != made {
 		t.Error("a column's filter is made again")
 	}
+	if a, b := k.of(format.Column{Qualifier: "a"}), k.of(format.Column{Qualifier: "b"}); k.of(format.Column{Qualifier: "a"}) != a || k.of(format.Column{Qualifier: "b"}) != b {
+		t.Error("one of two columns' filters is made again")
+	}
+	longest := format.Column{Family: "f", Qualifier: strings.Repeat("x", MaxKnownColumnName-len("f:"))}
+	if k.of(longest) != k.of(longest) {
+		t.Error("the filter of the longest name is not kept")
+	}
+	one := Selection{Columns: []format.Column{{Family: "f", Qualifier: "0"}}}
+	one.Newest(nil)
+	if n := testing.AllocsPerRun(10, func() { one.Newest(nil); one.visible(nil) }); n != 0 {
+		t.Errorf("the filters of one column take %v allocations", n)
+	}
 	before := len(k.known)
 	if k.of(format.Column{Family: "f", Qualifier: strings.Repeat("x", MaxKnownColumnName)}); len(k.known) != before {
 		t.Error("the filter of a long name is kept")
+	}
+}
+
+// TestFilterOfFirstCells: Bigtable cuts the answer of a read of first cells. Two filters need no third.
+func TestFilterOfFirstCells(t *testing.T) {
+	text := Selection{Ranges: []QualifierRange{{Family: "f"}}, First: 3}.VisibleAt(filterBase, nil).String()
+	if n := strings.Count(text, bigtable.CellsPerRowLimitFilter(3+columnsAhead).String()); n != 3 {
+		t.Errorf("%d bounds of cells in %s", n, text)
+	}
+	if got, want := Interleave(Latest, wholeRow).String(), bigtable.InterleaveFilters(Latest, wholeRow).String(); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 

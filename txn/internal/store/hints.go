@@ -45,9 +45,6 @@ func (h *Hints) Watch(f func(format.Cell) (taken bool)) (stop func()) {
 // Publish offers cells whose notify cells exist to the watchers, and to the carrier. The carrier gets
 // a hint for each registration that a cell is in: for its column, and for each pattern.
 func (h *Hints) Publish(cells ...format.Cell) {
-	if len(cells) == 0 {
-		return
-	}
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for _, cell := range cells {
@@ -73,7 +70,7 @@ func hintKey(of format.Column, cell format.Cell) string {
 func hinted(hint tso.Hint) (cell format.Cell, ok bool) {
 	table, topic, _ := strings.Cut(hint.Topic, "\x00")
 	of, ok := format.SplitColumn(topic)
-	if !ok || !of.IsPattern() {
+	if !of.IsPattern() {
 		return format.Cell{Table: table, Row: hint.Key, Family: of.Family, Qualifier: of.Qualifier}, ok
 	}
 	size, n := binary.Uvarint([]byte(hint.Key))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -75,7 +76,7 @@ func TestHints(t *testing.T) {
 	// What the carrier delivers becomes cells again. A hint that names none is left out.
 	ended := errors.New("ended")
 	*c = carrier{err: ended, deliver: []tso.Hint{byColumn, byPattern, {Topic: "t\x00f:qq"}, {Topic: "t\x00f*:q"}, {Topic: "t\x00nothing"}, {Topic: "t"},
-		{Topic: "t\x00f*:q", Key: "\x06qqrow"}, {Topic: "t\x00f*:q", Key: "\x05qqrow"}, {Topic: "t\x00f*:q", Key: "\x02aarow"}, {Topic: "t\x00f*:q", Key: "\xff"}, {Topic: "t\x00f*:", Key: "\x00row"}}}
+		{Topic: "t\x00f*:q", Key: "\x06qqrow"}, {Topic: "t\x00f*:q", Key: "\x05qqrow"}, {Topic: "t\x00f*:q", Key: "\x02aarow"}, {Topic: "t\x00f*:q", Key: "\xff"}, {Topic: "t\x00f*:"}, {Topic: "t\x00f*:", Key: strings.Repeat("\xff", 11)}, {Topic: "t\x00f*:", Key: "\x00row"}}}
 	var cells []format.Cell
 	subscribe := func(columns map[string][]format.Column) error {
 		cells = nil

@@ -236,3 +236,21 @@ func TestPieceSizes(t *testing.T) {
 		t.Errorf("a scan that is not divided became %+v", p)
 	}
 }
+
+// TestScansShareOnlyTheStart: a scan keeps its own size of pieces, and one without pieces changes nothing
+// that the table's next scans use.
+func TestScansShareOnlyTheStart(t *testing.T) {
+	table := &tablets{bounds: []string{"b", "d", "f", "h"}, slow: true, startLevel: -1}
+	for level, want := range map[int]string{0: "b", -2: "h"} {
+		p := Pieces{on: true, level: level}
+		if piece, _ := p.next(table, RowSet{Ranges: []KeyRange{{"a", "z"}}}, false); piece.Ranges[0].End != want {
+			t.Errorf("a piece of level %d ends at %q, want %q", level, piece.Ranges[0].End, want)
+		}
+	}
+	for _, took := range []time.Duration{0, time.Second} {
+		p := Pieces{}
+		if p.answered(table, took, time.Second); !table.slow || table.startLevel != -1 || p != (Pieces{}) {
+			t.Errorf("a scan without pieces that took %v: %+v, pieces from level %d, slow: %t", took, p, table.startLevel, table.slow)
+		}
+	}
+}

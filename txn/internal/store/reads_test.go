@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -225,4 +226,18 @@ func TestReadsOfManyRows(t *testing.T) {
 			t.Errorf("%s, %d, %v: %s, want %s", tt.read, tt.enough, tt.steps, got, tt.want)
 		}
 	}
+}
+
+// TestNoTryAfterTheEnd: a read whose context ends in the pause after a failed try sends no more.
+func TestNoTryAfterTheEnd(t *testing.T) {
+	inWorld(t, func(w *world) {
+		s := w.store(Config{Backoff: Backoff{time.Hour, time.Hour}})
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		w.Inject("read", lost)
+		if _, err := s.NewTable("a").ReadRow(ctx, "r", Latest); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, lost) {
+			t.Errorf("%v", err)
+		}
+		w.Expect("the read", "read a/r")
+	})
 }

@@ -109,8 +109,6 @@ func newKeyRange(rr bigtable.RowRange) (KeyRange, error) {
 	end, _ := unquote(rest)
 	var same bigtable.RowRange
 	switch {
-	case strings.HasPrefix(text, "(∞") && closed:
-		same = bigtable.InfiniteReverseRange(end)
 	case open && closed:
 		same = bigtable.NewOpenClosedRange(start, end)
 	case open:
@@ -276,12 +274,9 @@ func (s RowSet) join(later RowSet, reverse bool) RowSet {
 // less reports whether s, which begins with the same row as the range set other, has fewer
 // rows.
 func (s RowSet) less(other RowSet, reverse bool) bool {
-	if len(s.Ranges) != len(other.Ranges) {
-		return len(s.Ranges) < len(other.Ranges)
-	}
 	a, b := s.rangeAt(len(s.Ranges)-1, reverse), other.rangeAt(len(other.Ranges)-1, reverse)
 	if reverse {
 		return a.Start > b.Start
 	}
-	return a.End != b.End && (b.End == "" || a.End != "" && a.End < b.End)
+	return a.End != "" && (b.End == "" || a.End < b.End)
 }

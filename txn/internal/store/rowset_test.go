@@ -306,5 +306,8 @@ func TestSmallerSet(t *testing.T) {
 		if got := first.join(later, reverse); !slices.Equal(got.Ranges, set("a-b c-d").Ranges) || !slices.Equal(first.join(RowSet{}, reverse).Ranges, first.Ranges) {
 			t.Errorf("joined, reverse %t: %v", reverse, got)
 		}
+		if keys := (RowSet{Keys: []string{"a"}}); !slices.Equal(keys.join(RowSet{}, reverse).Keys, keys.Keys) {
+			t.Errorf("keys joined with nothing, reverse %t", reverse)
+		}
 	}
 }

@@ -44,7 +44,7 @@ func WrapRPC(ctx context.Context, op, table string, err error) error {
 		return nil
 	}
 	e := &rpcError{op: op, table: table}
-	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, context.DeadlineExceeded) {
 		err = status.Error(codes.DeadlineExceeded, err.Error())
 	}
 	switch code := status.Code(err); {

@@ -96,6 +96,7 @@ func TestKnownCells(t *testing.T) {
 		"data cut":               {first, row(0, n-1, n, 1), fmt.Sprintf("%04d\x00", n-1), rest(fmt.Sprintf("%04d\x00", n-1), "9", 64)},
 		"records cut":            {first, row(0, n, 0, 1), fmt.Sprintf("%04d\x00", 2*n-2), rest(fmt.Sprintf("%04d\x00", 2*n-2), "9", 64)},
 		"locks cut":              {first, row(n, n-1, 0, 1), fmt.Sprintf("%04d\x00", 3*n-3), rest(fmt.Sprintf("%04d\x00", 3*n-3), "9", 64)},
+		"locks cut first":        {first, bigtable.Row{format.LockFamily: items(format.LockFamily, n, 1), "f": items("f", n, 2)}, fmt.Sprintf("%04d\x00", n-1), rest(fmt.Sprintf("%04d\x00", n-1), "9", 64)},
 		"all cut":                {first, row(n, n, n, 1), fmt.Sprintf("%04d\x00", n-1), rest(fmt.Sprintf("%04d\x00", n-1), "9", 64)},
 		"cut at the end":         {ended, row(n, n, n, 1), ended.Ranges[0].End, nil},
 		"the rest":               {long, row(0, 5+63, 5+64, 1), fmt.Sprintf("%04d\x00", 5+63), rest(fmt.Sprintf("%04d\x00", 5+63), "", 256)},
@@ -134,6 +135,11 @@ func TestFirstCells(t *testing.T) {
 		}
 		if text != " "+want || CountCells(got) != (len(want)+1)/4 {
 			t.Errorf("first %d:%s, want %s", n, text, want)
+		}
+	}
+	for _, n := range []int{0, 5, 6} {
+		if allocs := testing.AllocsPerRun(10, func() { FirstCells(row, n) }); allocs != 0 {
+			t.Errorf("the first %d of 5 cells are copied: %v allocations", n, allocs)
 		}
 	}
 }

@@ -235,7 +235,7 @@ func TestNotifiable(t *testing.T) {
 		w.Must(CheckNotifiable(w.Context(), s, format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "none"}, false))
 		w.After(1)
 		long := format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: strings.Repeat("x", format.MaxColumnKey-8)}
-		for cell, want := range map[format.Cell]error{{}: format.ErrInvalid, {Table: "none", Row: "r", Family: "f"}: format.ErrNotInitialized, long: format.ErrLimit} {
+		for cell, want := range map[format.Cell]error{{}: format.ErrInvalid, {Table: "a", Family: "f", Qualifier: "strong"}: format.ErrInvalid, {Table: "none", Row: "r", Family: "f"}: format.ErrNotInitialized, long: format.ErrLimit} {
 			if err := CheckNotifiable(w.Context(), s, cell, false); !errors.Is(err, want) {
 				t.Errorf("%.20v: %v", cell, err)
 			}
