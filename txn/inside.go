@@ -57,8 +57,8 @@ func (i inside) Put(cell Cell, value []byte) {
 
 func (i inside) CheckWrites(ctx context.Context) error {
 	b := &i.t.buffer
-	if err := b.Err(); err != nil {
-		return err
+	if !b.IsOpen() { // there is no write, or an invalid one
+		return b.Err()
 	}
 	_, err := b.Group(ctx, i.t.client.resolver.Store, i.t.client.hooks.Load().keeps)
 	return err
