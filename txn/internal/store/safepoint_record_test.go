@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -339,5 +340,26 @@ func TestKeepFresh(t *testing.T) {
 		s.Close()
 		w.After(time.Minute)
 		w.Expect("closed", "")
+	})
+}
+
+// TestClosesAfterItsWork: Close waits for what KeepFresh does. A record that cannot be changed is an error.
+func TestClosesAfterItsWork(t *testing.T) {
+	inWorld(t, func(w *world) {
+		s := w.store(Config{}).SafePoint
+		var ended atomic.Bool
+		s.KeepFresh(func() bool { return true }, func(ctx context.Context) {
+			<-ctx.Done()
+			<-time.After(time.Second)
+			ended.Store(true)
+		})
+		w.After(gctime.SafePointMaxAge() / 3)
+		if s.Close(); !ended.Load() {
+			t.Error("Close did not wait")
+		}
+		w.Inject("read", denied)
+		if ts, err := s.LocksResolved(w.Context(), 1, 2, time.Hour); ts != 0 || !errors.Is(err, denied) {
+			t.Errorf("%d, %v", ts, err)
+		}
 	})
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -119,6 +120,29 @@ func TestSafePointDrains(t *testing.T) {
 		}
 		if noteResolved(r, run.ts, run.now, retention) {
 			t.Errorf("the run at %d, stored again, changed %v", run.now, r)
+		}
+	}
+}
+
+// TestResolvedBounds: to store a run changes what it raises, and nothing else. What drains never falls below
+// what is drained.
+func TestResolvedBounds(t *testing.T) {
+	for _, tt := range []struct {
+		resolved, drained, draining, ts, now int64
+		changed                              bool
+		want                                 string
+	}{
+		{3, 10, 10, 5, 200, true, "5 10 10 1"},     // below what is drained
+		{10, 10, 10, 10, 200, false, "10 10 10 1"}, // what is drained
+		{10, 10, 10, 11, 200, true, "11 10 11 200"},
+		{10, 10, 5, 10, 200, false, "10 10 5 1"},
+		{20, 10, 20, 30, 100, true, "30 10 20 1"}, // another one drains
+		{20, 10, 20, 30, 101, true, "30 20 30 101"},
+	} {
+		r := &recordpb.SafePoint{ResolvedTs: tt.resolved, DrainedTs: tt.drained, DrainingTs: tt.draining, DrainingSinceTs: 1}
+		changed := noteResolved(r, tso.Timestamp(tt.ts), tso.Timestamp(tt.now), 100*time.Microsecond)
+		if got := fmt.Sprint(r.ResolvedTs, r.DrainedTs, r.DrainingTs, r.DrainingSinceTs); got != tt.want || changed != tt.changed {
+			t.Errorf("%+v: %s, changed: %t", tt, got, changed)
 		}
 	}
 }

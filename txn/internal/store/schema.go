@@ -420,10 +420,7 @@ func (src *SchemaSource) Current() *Schema {
 		defer func() { <-src.reloading }()
 		if err := src.reload(ctx, &s.check); err != nil {
 			src.table.store.Log.WarnContext(ctx, "reading the schema again failed", "table", src.table.Name, "error", err)
-			// Otherwise every read would start another reload.
-			if err := Sleep(ctx, time.Second); err != nil {
-				return
-			}
+			_ = Sleep(ctx, time.Second) // otherwise every read would start another reload
 		}
 	})
 	if !started {
