@@ -182,7 +182,7 @@ func TestColumnFiltersAreBounded(t *testing.T) {
 		t.Error("one of two columns' filters is made again")
 	}
 	longest := format.Column{Family: "f", Qualifier: strings.Repeat("x", MaxKnownColumnName-len("f:"))}
-	if k.of(longest) != k.of(longest) {
+	if made := k.of(longest); k.of(longest) != made {
 		t.Error("the filter of the longest name is not kept")
 	}
 	one := Selection{Columns: []format.Column{{Family: "f", Qualifier: "0"}}}
