@@ -27,12 +27,15 @@ type hintServer struct {
 	answers []hintAnswer
 	times   []time.Time
 	batches []int
+	streams []context.Context
 }
 
-// A hintAnswer is an error, or a subscription that stands for some time.
+// A hintAnswer is an error, or a subscription that stands for some time. A server that does not lead says
+// so at first, or then.
 type hintAnswer struct {
-	code   codes.Code
-	stands time.Duration
+	code      codes.Code
+	stands    time.Duration
+	notLeader bool
 }
 
 func (s *hintServer) answer() hintAnswer {
@@ -78,29 +81,44 @@ func (s *hintServer) SubscribeHints(ctx context.Context, req *tsopb.SubscribeHin
 	if req.FormatVersion != FormatVersion || len(req.Topics) != 1 || string(req.Topics[0]) != "t" {
 		return nil, status.Error(codes.Internal, "not what was subscribed")
 	}
+	s.mu.Lock()
+	open := slices.ContainsFunc(s.streams, func(earlier context.Context) bool { return earlier.Err() == nil })
+	s.streams = append(s.streams, ctx)
+	s.mu.Unlock()
+	if open {
+		return nil, status.Error(codes.InvalidArgument, "an earlier stream is open")
+	}
 	a := s.answer()
-	if a.stands == 0 {
+	if a.stands == 0 && !a.notLeader {
 		return nil, status.Error(a.code, "injected")
 	}
-	return &hintsOfServer{ctx: ctx, stands: a.stands}, nil
+	return &hintsOfServer{ctx: ctx, hintAnswer: a}, nil
 }
 
 type hintsOfServer struct {
 	grpc.ServerStreamingClient[tsopb.SubscribeHintsResponse]
-	ctx    context.Context
-	stands time.Duration
-	n      int
+	hintAnswer
+	ctx context.Context
+	n   int
 }
 
 func (s *hintsOfServer) Recv() (*tsopb.SubscribeHintsResponse, error) {
+	refused := &tsopb.SubscribeHintsResponse{NotLeader: &tsopb.NotLeader{}}
 	switch s.n++; s.n {
 	case 1:
+		if s.stands == 0 {
+			return refused, nil
+		}
 		return &tsopb.SubscribeHintsResponse{}, nil
 	case 2:
-		return &tsopb.SubscribeHintsResponse{Hints: []*tsopb.Hint{{Topic: []byte("t"), Key: []byte("k")}}}, nil
+		return &tsopb.SubscribeHintsResponse{Hints: []*tsopb.Hint{{Topic: []byte("t"), Key: []byte("k")}, {Topic: []byte("t"), Key: []byte("l")}}}, nil
 	}
 	select {
 	case <-time.After(s.stands):
+		if s.notLeader {
+			s.stands = time.Hour
+			return refused, nil
+		}
 	case <-s.ctx.Done():
 	}
 	return nil, status.Error(codes.Unavailable, "injected")
@@ -141,8 +159,8 @@ func checkPauses(t *testing.T, times []time.Time, after []time.Duration, failure
 func TestPaceOfSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fails := hintAnswer{code: codes.Unavailable}
-		short, long := hintAnswer{stands: 500 * time.Millisecond}, hintAnswer{stands: time.Second}
-		h, s := newHintServer(t, fails, fails, short, fails, long, fails, hintAnswer{code: codes.Unimplemented}, fails, long, hintAnswer{code: codes.InvalidArgument})
+		short, long, refuses := hintAnswer{stands: 500 * time.Millisecond}, hintAnswer{stands: time.Second, notLeader: true}, hintAnswer{notLeader: true}
+		h, s := newHintServer(t, refuses, fails, short, fails, long, fails, hintAnswer{code: codes.Unimplemented}, fails, long, hintAnswer{code: codes.InvalidArgument})
 		var got []string
 		err := h.subscribe(t.Context(), []string{"t", "t"}, func(hint Hint) {
 			if n := h.subscriptions.Load(); n != 1 {
@@ -150,12 +168,18 @@ func TestPaceOfSubscription(t *testing.T) {
 			}
 			got = append(got, hint.Topic+hint.Key)
 		})
-		if status.Code(err) != codes.InvalidArgument || !slices.Equal(got, []string{"tk", "tk", "tk"}) || h.received.Load() != 3 || h.subscriptions.Load() != 0 {
+		if status.Code(err) != codes.InvalidArgument || !slices.Equal(got, []string{"tk", "tl", "tk", "tl", "tk", "tl"}) || h.received.Load() != 6 || h.subscriptions.Load() != 0 {
 			t.Errorf("%v, received %v", err, got)
 		}
 		checkPauses(t, s.began(),
 			[]time.Duration{0, 0, short.stands, 0, long.stands, 0, hintRest, 0, long.stands},
 			[]int{1, 2, 3, 4, 1, 2, 0, 4, 1})
+		// Nothing is delivered after the end of its context.
+		h, _ = newHintServer(t, long)
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := h.subscribe(ctx, []string{"t"}, func(Hint) { cancel() }); err != nil || h.received.Load() != 1 {
+			t.Errorf("%v, %d hints", err, h.received.Load())
+		}
 		// It ends with its context, and with the client.
 		for _, closes := range []bool{false, true} {
 			h, _ := newHintServer(t, hintAnswer{stands: time.Hour})
@@ -242,6 +266,23 @@ func TestPaceOfPublisher(t *testing.T) {
 		}
 		h.servers.end()
 		h.publisher.Wait()
+	})
+}
+
+// TestPublisherStarts: a publisher starts with a hint, and at its end sends what waits.
+func TestPublisherStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, _ := newHintServer(t, hintAnswer{})
+		if h.add([]Hint{{"", "no topic"}}); h.running || h.dropped.Load() != 1 {
+			t.Errorf("it runs without a hint: %t", h.running)
+		}
+		h.running = true
+		h.add([]Hint{{"t", "1"}})
+		<-h.queue.Ready // a publisher took it, and was stopped
+		h.servers.end()
+		if h.publish(); h.sent.Load() != 1 {
+			t.Errorf("%d hints sent", h.sent.Load())
+		}
 	})
 }
 

@@ -2,6 +2,7 @@ package tso_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,10 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/tso/format"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
 )
@@ -224,4 +227,141 @@ func TestRowLocksSweep(t *testing.T) {
 			t.Error("no error")
 		}
 	})
+}
+
+// TestLocksWithoutAName: the client refuses them, without a server.
+func TestLocksWithoutAName(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		l, began := c.Client(tso.ClientConfig{}, "none").Locks(), time.Now()
+		_, _, acquire := l.Acquire(t.Context(), "", "x", time.Minute)
+		_, holder := l.Holder(t.Context(), "")
+		for _, err := range []error{acquire, holder, l.Release(t.Context(), "", "x")} {
+			if err == nil || errors.Is(err, tso.ErrUnavailable) || time.Since(began) != 0 {
+				t.Errorf("%v after %v", err, time.Since(began))
+			}
+		}
+	})
+}
+
+// askedOracle counts how often it is asked, and may fail.
+type askedOracle struct {
+	asked int
+	err   error
+}
+
+func (o *askedOracle) Timestamp(context.Context) (tso.Timestamp, error) {
+	o.asked++
+	if o.err != nil {
+		return 0, o.err
+	}
+	return tsotest.Now(), nil
+}
+
+// TestRowLocksRequests: with which requests and timestamps row locks answer, also while other clients change
+// the lock, and if requests fail.
+func TestRowLocksRequests(t *testing.T) {
+	cell := func(version byte, owner string, left time.Duration) []byte {
+		return append(binary.BigEndian.AppendUint64([]byte{version}, uint64(tsotest.Now())+uint64(left.Microseconds())), owner...)
+	}
+	acquire := func(ctx context.Context, l *tso.RowLocks) (string, error) {
+		ok, by, err := l.Acquire(ctx, "l", "x", time.Minute)
+		return fmt.Sprint(ok, by.Owner, by.Left), err
+	}
+	release := func(ctx context.Context, l *tso.RowLocks) (string, error) { return "", l.Release(ctx, "l", "x") }
+	holder := func(ctx context.Context, l *tso.RowLocks) (string, error) {
+		by, err := l.Holder(ctx, "l")
+		return fmt.Sprint(by.Owner, by.Left), err
+	}
+	sweep := func(ctx context.Context, l *tso.RowLocks) (string, error) {
+		n, err := l.Sweep(ctx, time.Second)
+		return fmt.Sprint(n), err
+	}
+	stopped := errors.New("the oracle is stopped")
+	for _, tt := range []struct {
+		name    string
+		call    func(context.Context, *tso.RowLocks) (string, error)
+		owner   string        // of the lock, if there is one
+		left    time.Duration // until it expires
+		version byte          // of its cell, if not 1
+		taken   time.Duration // before each write another client takes the lock for this long
+		lost    int           // the first writes are lost
+		late    bool          // only their answers are
+		fails   int           // the n-th read is refused
+		oracle  error
+		want    string
+		errs    []string
+		rpcs    string
+		asked   int
+	}{
+		{name: "take", call: acquire, want: "truex1m0s", rpcs: "ReadRows:1 CheckAndMutateRow:1", asked: 1},
+		{name: "take an unknown format", call: acquire, owner: "y", left: time.Hour, version: 2, want: "truex1m0s", rpcs: "ReadRows:1 CheckAndMutateRow:1", asked: 1},
+		{name: "take another's", call: acquire, owner: "y", left: time.Hour, want: "falsey1h0m0s", rpcs: "ReadRows:1", asked: 1},
+		{name: "take what others take", call: acquire, taken: -1, want: "false0s", errs: []string{"during each of 3 attempts"}, rpcs: "ReadRows:3 CheckAndMutateRow:3", asked: 1},
+		{name: "take, and another is first", call: acquire, taken: time.Second, want: "falsey11s", rpcs: "ReadRows:2 CheckAndMutateRow:1", asked: 1},
+		{name: "take, and a write is lost", call: acquire, lost: 1, want: "truex1m0s", rpcs: "ReadRows:2 CheckAndMutateRow:2", asked: 1},
+		{name: "take, and an answer is lost", call: acquire, lost: 1, late: true, want: "truex1m0s", rpcs: "ReadRows:2 CheckAndMutateRow:2", asked: 1},
+		{name: "take, and all writes are lost", call: acquire, lost: 3, want: "false0s", errs: []string{"write is lost"}, rpcs: "ReadRows:3 CheckAndMutateRow:3", asked: 1},
+		{name: "take, and a write is lost, and a read", call: acquire, lost: 1, fails: 2, want: "false0s", errs: []string{"write is lost", "read is refused"}, rpcs: "ReadRows:2 CheckAndMutateRow:1", asked: 1},
+		{name: "take without an oracle", call: acquire, oracle: stopped, want: "false0s", errs: []string{"stopped"}, asked: 1},
+		{name: "release", call: release, owner: "x", left: time.Hour, rpcs: "ReadRows:1 CheckAndMutateRow:1"},
+		{name: "release another's", call: release, owner: "y", left: time.Hour, rpcs: "ReadRows:1"},
+		{name: "release none", call: release, rpcs: "ReadRows:1"},
+		{name: "release, and a read fails", call: release, owner: "x", left: time.Hour, fails: 1, errs: []string{"read is refused"}, rpcs: "ReadRows:1"},
+		{name: "holder", call: holder, owner: "y", left: time.Hour, want: "y1h0m0s", rpcs: "ReadRows:1", asked: 1},
+		{name: "no holder", call: holder, want: "0s", rpcs: "ReadRows:1"},
+		{name: "holder of an unknown format", call: holder, owner: "y", left: time.Hour, version: 2, want: "0s", rpcs: "ReadRows:1", asked: 1},
+		{name: "holder without an oracle", call: holder, owner: "y", left: time.Hour, oracle: stopped, want: "0s", errs: []string{"stopped"}, rpcs: "ReadRows:1", asked: 1},
+		{name: "holder, and a read fails", call: holder, owner: "y", left: time.Hour, fails: 1, want: "0s", errs: []string{"read is refused"}, rpcs: "ReadRows:1"},
+		{name: "sweep", call: sweep, owner: "y", left: -time.Second, want: "1", rpcs: "ReadRows:1 CheckAndMutateRow:1", asked: 1},
+		{name: "sweep too early", call: sweep, owner: "y", left: -time.Second + time.Microsecond, want: "0", rpcs: "ReadRows:1", asked: 1},
+		{name: "sweep what another takes", call: sweep, owner: "y", left: -time.Minute, taken: time.Hour, want: "0", rpcs: "ReadRows:1 CheckAndMutateRow:1", asked: 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+				table, oracle := e.Table("percolator"), &askedOracle{err: tt.oracle}
+				inside := false
+				set := func(value []byte) {
+					inside = true
+					defer func() { inside = false }()
+					m := bigtable.NewMutation()
+					m.Set("tso", "lock", format.CellServed, value)
+					if err := table.Apply(t.Context(), "lock/l", m); err != nil {
+						t.Error(err)
+					}
+				}
+				if tt.owner != "" {
+					set(cell(max(tt.version, 1), tt.owner, tt.left))
+				}
+				sent := map[string]int{}
+				e.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
+					if inside {
+						return call()
+					}
+					sent[method]++
+					switch n := sent[method]; {
+					case method == tsotest.ReadRows && n == tt.fails:
+						return nil, status.Error(codes.PermissionDenied, "the read is refused")
+					case method == tsotest.CheckAndMutate && tt.taken != 0:
+						set(cell(1, fmt.Sprint("y", n), tt.taken))
+					case method == tsotest.CheckAndMutate && n <= tt.lost:
+						if tt.late {
+							_, _ = call()
+						}
+						return nil, status.Error(codes.Unavailable, "the write is lost")
+					}
+					return call()
+				})
+				got, err := tt.call(t.Context(), tso.NewRowLocks(table, oracle, tso.RowLocksConfig{}))
+				e.On(nil)
+				if rpcs := requests(sent); got != tt.want || (err == nil) != (tt.errs == nil) || rpcs != tt.rpcs || oracle.asked != tt.asked {
+					t.Errorf("%s, %v with %s and %d timestamps; want %s with %s and %d", got, err, rpcs, oracle.asked, tt.want, tt.rpcs, tt.asked)
+				}
+				for _, text := range tt.errs {
+					if err != nil && !strings.Contains(err.Error(), text) {
+						t.Errorf("%v; want %q", err, text)
+					}
+				}
+			})
+		})
+	}
 }

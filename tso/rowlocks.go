@@ -1,7 +1,6 @@
 package tso
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -68,7 +67,7 @@ type rowLock struct {
 	expires Timestamp
 }
 
-func (k rowLock) heldAt(now Timestamp) bool { return k.value != nil && now < k.expires }
+func (k rowLock) heldAt(now Timestamp) bool { return now < k.expires }
 
 func (k rowLock) holder(now Timestamp) Holder {
 	return Holder{k.owner, time.Duration(k.expires-now) * time.Microsecond}
@@ -76,7 +75,7 @@ func (k rowLock) holder(now Timestamp) Holder {
 
 func readLock(ctx context.Context, r *row.Row) (rowLock, error) {
 	value, err := r.ReadColumn(ctx, lockColumn)
-	if err != nil || value == nil {
+	if value == nil { // or it failed
 		return rowLock{}, err
 	}
 	return decodeLock(value), nil
@@ -109,16 +108,14 @@ func (l *RowLocks) Acquire(ctx context.Context, name, owner string, ttl time.Dur
 		switch {
 		case err != nil:
 			return false, Holder{}, errors.Join(failed, err)
-		case bytes.Equal(k.value, value): // by an attempt with an unknown outcome
-			return true, Holder{owner, ttl}, nil
 		case k.heldAt(now) && k.owner != owner:
 			return false, k.holder(now), nil
 		}
 		ok, err := r.ReplaceColumn(ctx, lockColumn, k.value, value)
 		switch {
-		case ok && err == nil:
+		case ok:
 			return true, Holder{owner, ttl}, nil
-		case err != nil && (ctx.Err() != nil || !row.Retryable(err)):
+		case err != nil && !row.Retryable(err):
 			return false, Holder{}, err
 		}
 		failed = err
@@ -133,7 +130,7 @@ func (l *RowLocks) Release(ctx context.Context, name, owner string) error {
 	}
 	r := l.row(name)
 	k, err := readLock(ctx, r)
-	if err != nil || k.value == nil || k.owner != owner {
+	if k.owner != owner { // or it failed
 		return err
 	}
 	_, err = r.ReplaceColumn(ctx, lockColumn, k.value, nil)
@@ -146,7 +143,7 @@ func (l *RowLocks) Holder(ctx context.Context, name string) (Holder, error) {
 		return Holder{}, err
 	}
 	k, err := readLock(ctx, l.row(name))
-	if err != nil || k.value == nil {
+	if k.value == nil { // or it failed
 		return Holder{}, err
 	}
 	now, err := l.oracle.Timestamp(ctx)

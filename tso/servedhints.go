@@ -291,7 +291,6 @@ func openHints(ctx context.Context, r *remote, topics []string, timeout time.Dur
 	if err != nil {
 		return nil, "", s.broken(err)
 	}
-	s.watch.Stop()
 	if n := first.NotLeader; n != nil {
 		cancel()
 		return nil, n.LeaderAddress, refused(n)

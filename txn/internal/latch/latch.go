@@ -226,7 +226,7 @@ func (ls *Latches) stopWaiting(l *Latch) {
 	for _, n := range l.slots {
 		s := &ls.slots[n]
 		// l may have got the slot just now.
-		if s.holder == l || s.holder != nil && time.Since(s.since) >= ls.wait {
+		if s.holder == l || time.Since(s.since) >= ls.wait {
 			s.holder = nil
 		}
 	}

@@ -21,7 +21,7 @@ func (ls *Latches) wantIdle(t *testing.T) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for n, s := range ls.slots {
-		if s.holder != nil || len(s.queue) > 0 {
+		if s.holder != nil || s.queue != nil {
 			t.Errorf("slot %d is held (%v), %d wait", n, s.holder != nil, len(s.queue))
 		}
 	}
@@ -393,4 +393,26 @@ func TestSlots(t *testing.T) {
 	if l, waited, err := ls.Acquire(t.Context(), nil); l != nil || waited || err != nil {
 		t.Errorf("no slots: %v, %t, %v", l, waited, err)
 	}
+}
+
+// TestGrantedAtTheEnd: a Latch that gives up may get its slots a moment before. It frees them. Only those
+// in front of it count as overtaken.
+func TestGrantedAtTheEnd(t *testing.T) {
+	ls := New(time.Hour)
+	var all []*Latch
+	for _, slots := range [][]uint16{{1}, {1, 2}, {2}, {2, 3}} {
+		l := &Latch{latches: ls, slots: slots}
+		ls.takeOrEnqueue(l)
+		all = append(all, l)
+	}
+	// The second waits for the first, and the third overtook the second. The last one waits for the third.
+	all[2].Release()
+	<-all[3].granted
+	if got := []int{all[0].overtaken, all[1].overtaken, all[2].overtaken, all[3].overtaken}; !slices.Equal(got, []int{0, 2, 0, 0}) {
+		t.Errorf("overtaken %v times", got)
+	}
+	ls.stopWaiting(all[3])
+	ls.stopWaiting(all[1])
+	all[0].Release()
+	ls.wantIdle(t)
 }
