@@ -33,7 +33,7 @@ func TestCallLeader(t *testing.T) {
 				return false
 			}
 			for i, s := range u.Servers {
-				if s.Err == nil || !strings.Contains(s.Err.Error(), reasons[i]) {
+				if s.Address != "passthrough:"+string(rune('a'+i)) || s.Err == nil || !strings.Contains(s.Err.Error(), reasons[i]) {
 					return false
 				}
 			}

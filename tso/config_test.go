@@ -17,6 +17,7 @@ func TestClientConfigIsChecked(t *testing.T) {
 		says []string
 	}{
 		{tso.ClientConfig{}, []string{"ClientConfig.Addresses is empty"}},
+		{tso.ClientConfig{Addresses: []string{"localhost:1", "%zz"}}, []string{`address "%zz"`}},
 		{tso.ClientConfig{Addresses: one, Timeout: -1}, []string{"ClientConfig: Timeout is -1ns"}},
 		{tso.ClientConfig{Addresses: one, AttemptTimeout: -1}, []string{"ClientConfig: AttemptTimeout is -1ns"}},
 		{tso.ClientConfig{Addresses: one, Timeout: -1, AttemptTimeout: -2}, []string{"Timeout is -1ns", "AttemptTimeout is -2ns"}},

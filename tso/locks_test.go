@@ -229,6 +229,29 @@ func TestRowLocksSweep(t *testing.T) {
 	})
 }
 
+// TestTokenOfAnother: a worker does not hold a token of another one, or without an owner. It goes on while
+// the lock service fails.
+func TestTokenOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		locks := tso.NewMemoryLocks()
+		if err := tso.HoldToken(t.Context(), locks, "w", 0); err == nil {
+			t.Error("held without a ttl")
+		}
+		if _, _, err := locks.Acquire(t.Context(), "worker/w", "another", time.Minute); err != nil {
+			t.Error(err)
+		}
+		if err := tso.HoldToken(t.Context(), locks, "w", time.Second); err == nil || !strings.Contains(err.Error(), `belongs to "another"`) {
+			t.Error(err)
+		}
+		var calls []string
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := tso.HoldToken(ctx, answers{err: errors.New("broken"), calls: &calls}, "w", 30*time.Second); err != nil || len(calls) < 6 {
+			t.Errorf("%v after %v", err, calls)
+		}
+	})
+}
+
 // TestLocksWithoutAName: the client refuses them, without a server.
 func TestLocksWithoutAName(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {

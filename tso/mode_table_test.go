@@ -3,11 +3,14 @@ package tso_test
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -236,5 +239,23 @@ func TestDirectLagExactly(t *testing.T) {
 			t.Errorf("%v, %t, %v", lag, busy, err)
 		}
 		e.On(nil)
+	})
+}
+
+// TestStatusOfNone: a server that does not answer has no status.
+func TestStatusOfNone(t *testing.T) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		none := grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return nil, io.ErrUnexpectedEOF })
+		if s, err := tso.ServerStatus(t.Context(), tso.ClientConfig{Addresses: []string{"passthrough:none"}, DialOptions: []grpc.DialOption{none}}); status.Code(err) != codes.Unavailable || s != (tso.Status{}) {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if lag := (tso.Status{Clock: 5, Next: 3}).Lag(); lag != 2*time.Microsecond {
+			t.Errorf("lag %v", lag)
+		}
+		e.SetMode(tso.ModeServed)
+		began := time.Now()
+		if lag, busy, err := tso.DirectLag(t.Context(), e.Table("percolator"), tso.RowConfig{}); lag != 0 || busy || err != nil || time.Since(began) != 0 {
+			t.Errorf("in served mode: %v, %t, %v after %v", lag, busy, err, time.Since(began))
+		}
 	})
 }

@@ -187,7 +187,7 @@ func (s *servers) callLeader(ctx context.Context, call func(context.Context, tso
 			if err == nil || status.Code(err) == codes.Aborted {
 				return err
 			}
-			if status.Code(err) == codes.Unavailable && status.Convert(err).Message() == ErrNotLeader.Error() {
+			if status.Convert(err).Message() == ErrNotLeader.Error() {
 				err = &refusal{err.Error(), ErrNotLeader} // the server answers, and does not lead
 			}
 			if status.Code(err) == codes.ResourceExhausted {

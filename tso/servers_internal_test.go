@@ -1,15 +1,52 @@
 package tso
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
+
+// TestRound: in which order servers are asked, each once, until the caller leaves.
+func TestRound(t *testing.T) {
+	for _, tt := range []struct {
+		leader  int32
+		named   string // by the server that is asked first
+		answers int    // how many servers fail before one answers
+		leaves  bool
+		want    string
+	}{
+		{0, "", 9, false, "abc"}, {2, "", 9, false, "cab"}, {1, "c", 9, false, "bca"}, {1, "a", 9, false, "bac"},
+		{1, "b", 9, false, "bac"}, {1, "x", 9, false, "bac"}, {1, "c", 1, false, "bc"}, {1, "", 9, true, "b"},
+	} {
+		r, _ := newFleet(t, time.Second, nil, nil, nil)
+		s, asked, named := r.servers, "", tt.named
+		s.leader.Store(tt.leader)
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		err := s.round(ctx, func(r *remote) (string, error) {
+			if asked += strings.TrimPrefix(r.address, "passthrough:"); len(asked) > tt.answers {
+				return "", nil
+			}
+			if tt.leaves {
+				leave()
+			}
+			leader := named
+			named = ""
+			return "passthrough:" + leader, errors.New("no answer of " + asked)
+		})
+		if asked != tt.want || (err == nil) != (tt.answers == 1) || tt.leaves && err.Error() != "no answer of b" {
+			t.Errorf("%+v: asked %s, %v", tt, asked, err)
+		}
+	}
+}
 
 // TestErrorOfServers: of the errors of several servers, the one that says most is reported, and a round
 // ends early only if no server may lead soon.

@@ -73,7 +73,7 @@ func ParseTimestamp(s string) (Timestamp, error) {
 		switch {
 		case t < 0:
 			return 0, fmt.Errorf("tso: timestamp %q is negative: %s", s, accepted)
-		case t > Max && FromCell(bigtable.Timestamp(v)) >= Min:
+		case FromCell(bigtable.Timestamp(v)) >= Min:
 			return 0, fmt.Errorf("tso: timestamp %q is above the largest one, %d (as a Bigtable cell timestamp it would be %d): %s",
 				s, Max, FromCell(bigtable.Timestamp(v)), accepted)
 		case t > Max:

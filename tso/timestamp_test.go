@@ -83,6 +83,8 @@ func TestParseTimestamp(t *testing.T) {
 		"-1":                   "negative",
 		(tso.Max + 1).String(): "above the largest",
 		"1795149000123456000":  "cell timestamp it would be 1795149000123456",
+		"100000000000000000":   "cell timestamp it would be 100000000000000",
+		"99999999999999999":    "above the largest one, 9223372036854774: ",
 		"9999-01-01T00:00:00Z": "out of range",
 		"1969-12-31T23:59:59Z": "out of range",
 	} {

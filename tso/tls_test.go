@@ -8,6 +8,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"io/fs"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -105,6 +106,15 @@ func TestTLS(t *testing.T) {
 		files := tso.TLSFiles{Cert: ca.path("a.crt"), Key: ca.path("a.key"), CA: ca.path("ca.crt")}
 		c.Start("a", server.Config{Credentials: creds(files.Server())})
 		synctest.Wait()
+		// A server without CA serves clients without a certificate.
+		c.Start("b", server.Config{Credentials: creds(tso.TLSFiles{Cert: files.Cert, Key: files.Key}.Server())})
+		open := healthpb.NewHealthClient(c.Dial("b", creds(tso.TLSFiles{CA: files.CA, ServerName: "a"}.Client())))
+		if r, err := open.Check(t.Context(), &healthpb.HealthCheckRequest{Service: server.LiveService}); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("without a certificate: %v, %v", r, err)
+		}
+		if _, err := (tso.TLSFiles{CA: ca.path("none")}).Client(); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a missing CA: %v", err)
+		}
 		good := tso.TLSFiles{Cert: ca.path("client.crt"), Key: ca.path("client.key"), CA: ca.path("ca.crt"), ServerName: "a"}
 		ask := func(f *tso.TLSFiles) error {
 			cfg := tso.ClientConfig{Timeout: time.Second}

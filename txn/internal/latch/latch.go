@@ -241,7 +241,6 @@ func (ls *Latches) grantFree(slots []uint16) {
 		for i := 0; s.holder == nil && i < len(s.queue); i++ {
 			if l := s.queue[i]; ls.available(l) {
 				ls.grant(l)
-				break
 			}
 		}
 	}

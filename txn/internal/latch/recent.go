@@ -48,7 +48,7 @@ func (r *Recent) Committed(rows []*store.RowWrites, commitTS tso.Timestamp) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	allowed := max(1, len(r.slots)/8) // a large transaction must not replace everything
+	allowed := len(r.slots) / 8 // a large transaction must not replace everything
 	for _, row := range rows {
 		for _, w := range row.Writes {
 			if allowed--; allowed < 0 {

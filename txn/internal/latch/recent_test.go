@@ -32,6 +32,20 @@ func TestRecentNamesItsCell(t *testing.T) {
 	if c := r.Conflict(rowsOf(other), 10); c != nil {
 		t.Errorf("another cell in the same slot: %+v, want no conflict", c)
 	}
+	r.Committed(rowsOf(one), 15) // which another goroutine was late to say
+	conflict := func(reason format.ConflictReason) error {
+		return &format.ConflictError{Cell: one, StartTS: 10, ConflictTS: 30, Reason: reason}
+	}
+	r.Conflicted(conflict(format.ConflictLock))
+	if at, above := r.Conflict(rowsOf(one), 20), r.Conflict(rowsOf(one), 21); at == nil || at.ConflictTS != 20 || above != nil {
+		t.Errorf("at the commit and above it: %+v, %+v", at, above)
+	}
+	off := NewRecent(-1)
+	off.Committed(rowsOf(one), 20)
+	off.Conflicted(conflict(format.ConflictWrite))
+	if c := off.Conflict(rowsOf(one), 10); c != nil || len(off.slots) > 0 {
+		t.Errorf("without latches: %+v", c)
+	}
 }
 
 // A large transaction replaces at most an eighth of what the client remembers.
