@@ -217,6 +217,11 @@ func TestForUpdateThenAnotherRead(t *testing.T) {
 		{"nothing", func(*testing.T, *txntest.Env) {}, true, "1"},
 		{"both", both, true, "conflict"},
 		{"both, other cell first", both, false, "2"},
+		{"deleted", func(t *testing.T, env *txntest.Env) {
+			other := begin(t, env.Client)
+			other.Table("a").Delete("r", "f", "q")
+			wantCommit(t, other, false)
+		}, true, "conflict"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -384,4 +389,94 @@ func TestForUpdateBesideOrphanData(t *testing.T) {
 			t.Errorf("%q %t, %v; want 1", v, ok, err)
 		}
 	})
+}
+
+// TestForUpdateReadsAhead: what the client reads beside its request for a start timestamp, and what the
+// function then reads. If the first read is of no use, the function reads at the start timestamp.
+func TestForUpdateReadsAhead(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		fresh        bool          // a client without a timestamp
+		idle         time.Duration // before the transaction
+		absent       bool
+		cell         txn.Cell
+		dropped      bool // the first read
+		ahead, after int  // reads before and after the start timestamp
+		want         string
+	}{
+		{name: "a value", ahead: 1, want: "1"},
+		{name: "no value", absent: true, ahead: 1},
+		{name: "a new client", fresh: true, after: 1, want: "1"},
+		{name: "an idle client", idle: time.Hour, after: 1, want: "1"},
+		{name: "the read is lost", dropped: true, ahead: 1, after: 1, want: "1"},
+		{name: "unknown family", cell: txn.Cell{Table: "a", Row: "r", Family: "unknown", Qualifier: "q"}, after: 1, want: "1"},
+		{name: "unknown table", cell: txn.Cell{Table: "none", Row: "r", Family: "f", Qualifier: "q"}, after: 1, want: "1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
+				if !tt.absent {
+					mustSet(t, env.Client, "1", "r")
+				}
+				if tt.fresh {
+					c = env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+				}
+				<-time.After(tt.idle)
+				faults.Reset()
+				if tt.dropped {
+					faults.On("the first read", stepOn(txntest.StepRead, "r"), txntest.Crash, 1)
+				}
+				opt := forUpdate("r")
+				if tt.cell.Table != "" {
+					opt = txn.ForUpdate(tt.cell)
+				}
+				tx := begin(t, c, opt)
+				if n := faults.Count()[txntest.StepRead]; n != tt.ahead {
+					t.Errorf("%d reads ahead, want %d", n, tt.ahead)
+				}
+				if got := getForUpdate(t, tx); got != tt.want {
+					t.Errorf("read %q, want %q", got, tt.want)
+				}
+				if n := faults.Count()[txntest.StepRead]; n != tt.ahead+tt.after {
+					t.Errorf("%d reads, want %d", n, tt.ahead+tt.after)
+				}
+				set(tx, "2", "r")
+				wantCommit(t, tx, false)
+			})
+		})
+	}
+}
+
+// TestForUpdateVerifiesOnce: the first of several other reads reads the cell again, and no later one does.
+// If that fails, so does the read.
+func TestForUpdateVerifiesOnce(t *testing.T) {
+	for _, row := range []string{"r", "absent"} {
+		synctest.Test(t, func(t *testing.T) {
+			_, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
+			mustSet(t, c, "1", "r", "s", "u")
+			synctest.Wait()
+			faults.Reset()
+			tx := begin(t, c, forUpdate(row))
+			if _, ok, err := tx.Table("a").GetForUpdate(t.Context(), row, "f", "q"); ok != (row == "r") || err != nil {
+				t.Error(ok, err)
+			}
+			hung := faults.On("the first cell again", stepOn(txntest.StepRead, row), txntest.Crash, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if _, _, err := tx.Table("a").Get(ctx, "s", "f", "q"); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, txn.ErrConflict) {
+				t.Errorf("while the first cell cannot be read: %v", err)
+			}
+			<-hung.Fired()
+			for _, other := range []string{"s", "u"} {
+				if v, _, err := tx.Table("a").Get(t.Context(), other, "f", "q"); string(v) != "1" || err != nil {
+					t.Errorf("%s: %q, %v", other, v, err)
+				}
+			}
+			if n := faults.Count()[txntest.StepRead]; n != 5 { // ahead, twice again, and two others
+				t.Errorf("%d reads", n)
+			}
+			set(tx, "2", row)
+			wantCommit(t, tx, false)
+		})
+	}
 }

@@ -72,12 +72,23 @@ func TestLatest(t *testing.T) {
 		}
 		wantLatest(t, c, "r", "absent")
 		count(1)
+		if n := c.Stats().LatestReads; n != 6 {
+			t.Errorf("%d reads are counted", n)
+		}
 		if _, _, err := c.Latest("a").Get(t.Context(), "", "f", "q"); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("a read without a row key: %v", err)
 		}
 		if _, _, err := c.Latest("a").Get(t.Context(), "r", "unknown", "q"); !errors.Is(err, txn.ErrInvalid) && !errors.Is(err, txn.ErrSchema) {
 			t.Errorf("a read of an unknown family: %v", err)
 		}
+		faults.Reset()
+		if _, err := c.Latest("a").ReadRow(t.Context(), ""); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("a read of a row without a key: %v", err)
+		}
+		if _, err := c.Latest("a").ReadRow(t.Context(), "r", txn.CellsPerRow(-1)); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("a read of -1 cells: %v", err)
+		}
+		count(0)
 		closed := env.NewClient(txn.Config{})
 		if err := closed.Close(t.Context()); err != nil {
 			t.Fatal(err)

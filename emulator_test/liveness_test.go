@@ -54,7 +54,9 @@ type heldCommit struct {
 func holdCommit(t *testing.T, c *txn.Client, faults *txntest.Faults) heldCommit {
 	t.Helper()
 	hold := faults.OnStep(txntest.StepCommit, txntest.Hold)
-	done := commitInBackground(t.Context(), beginSet(t, c, "3", "bob"))
+	tx := beginSet(t, c, "3", "bob")
+	tx.Table("a").Set("bob", "f", "before the primary", nil)
+	done := commitInBackground(t.Context(), tx)
 	<-hold.Fired()
 	return heldCommit{t, hold, done}
 }
@@ -200,6 +202,28 @@ func TestRemovedToken(t *testing.T) {
 		defer cancel()
 		if _, ok, err := takeSnapshot(t, env.Client).Table("a").Get(ctx, "joe", "f", "q"); ok || err != nil {
 			t.Errorf("the read waited: %t, %v", ok, err)
+		}
+	})
+}
+
+// TestCommitDuringAHeartbeat: a commit does not wait for a heartbeat that hangs, and none follows.
+func TestCommitDuringAHeartbeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 10 * time.Second})
+		commit := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
+		<-commit.Fired()
+		hung := faults.OnStep(txntest.StepHeartbeat, txntest.Hold)
+		<-hung.Fired()
+		synctest.Wait()
+		began := time.Now()
+		commit.Release()
+		if o := <-owner; o.err != nil || time.Since(began) != 0 {
+			t.Errorf("commit: %v, %v after its answer", o.err, time.Since(began))
+		}
+		advance(time.Minute)
+		if n := faults.Count()[txntest.StepHeartbeat]; n != 1 {
+			t.Errorf("%d heartbeats, want one", n)
 		}
 	})
 }

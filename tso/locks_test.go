@@ -229,7 +229,7 @@ func TestRowLocksSweep(t *testing.T) {
 	})
 }
 
-// TestTokenOfAnother: a worker does not hold a token of another one, or without an owner. It goes on while
+// TestTokenOfAnother: a worker does not hold a token of another one, or without an owner. It continues while
 // the lock service fails.
 func TestTokenOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -319,7 +319,7 @@ func TestRowLocksRequests(t *testing.T) {
 		{name: "take", call: acquire, want: "truex1m0s", rpcs: "ReadRows:1 CheckAndMutateRow:1", asked: 1},
 		{name: "take an unknown format", call: acquire, owner: "y", left: time.Hour, version: 2, want: "truex1m0s", rpcs: "ReadRows:1 CheckAndMutateRow:1", asked: 1},
 		{name: "take another's", call: acquire, owner: "y", left: time.Hour, want: "falsey1h0m0s", rpcs: "ReadRows:1", asked: 1},
-		{name: "take what others take", call: acquire, taken: -1, want: "false0s", errs: []string{"during each of 3 attempts"}, rpcs: "ReadRows:3 CheckAndMutateRow:3", asked: 1},
+		{name: "take what other clients take", call: acquire, taken: -1, want: "false0s", errs: []string{"during each of 3 attempts"}, rpcs: "ReadRows:3 CheckAndMutateRow:3", asked: 1},
 		{name: "take, and another is first", call: acquire, taken: time.Second, want: "falsey11s", rpcs: "ReadRows:2 CheckAndMutateRow:1", asked: 1},
 		{name: "take, and a write is lost", call: acquire, lost: 1, want: "truex1m0s", rpcs: "ReadRows:2 CheckAndMutateRow:2", asked: 1},
 		{name: "take, and an answer is lost", call: acquire, lost: 1, late: true, want: "truex1m0s", rpcs: "ReadRows:2 CheckAndMutateRow:2", asked: 1},
