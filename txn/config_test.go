@@ -42,7 +42,7 @@ func TestConfigIsChecked(t *testing.T) {
 		wantError(t, err, txn.ErrInvalid)
 	}
 	_, err := txn.NewClient(t.Context(), env.Bigtable, txn.Config{MeterProvider: brokenMeters{}})
-	wantError(t, err, errMeter)
+	wantError(t, err, errMeter, "txn: metrics")
 	c, err := txn.NewClient(t.Context(), struct{ txn.Tables }{env.Bigtable}, txn.Config{}) // not a pointer
 	if err != nil {
 		t.Fatal(err)

@@ -55,7 +55,7 @@ func TestReadsShare(t *testing.T) {
 		budget                    int
 		want                      bool
 	}{
-		{7, 0, true, 7, true}, {7, 0, false, 0, false}, {-1, 0, true, 0, false}, {-1, 1, true, 0, true}, {7, 1, false, 0, true}, {7, 1, true, 7, true}, {-1, -1, true, 0, false},
+		{7, 0, true, 7, true}, {1, 0, true, 1, true}, {7, 0, false, 0, false}, {-1, 0, true, 0, false}, {-1, 1, true, 0, true}, {7, 1, false, 0, true}, {7, 1, true, 7, true}, {-1, -1, true, 0, false},
 	} {
 		r := new(reads)
 		if got := r.init(&readSharing{prefetchBytes: tt.prefetchBytes, batchReads: tt.batchReads}, "page", tt.prefetch); got != tt.want || r.budget != tt.budget {

@@ -399,6 +399,42 @@ func TestLatestFails(t *testing.T) {
 	}
 }
 
+// TestVisibleFails: a read at a timestamp returns the error of a damaged record, also beside a lock that it
+// passes, of a damaged name, and of an old schema that it cannot read again.
+func TestVisibleFails(t *testing.T) {
+	for name, want := range map[string]string{"record": "corrupt", "name": "corrupt", "schema": "PermissionDenied", "none": "ok"} {
+		newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
+			w.put("q", 1, 2)
+			did := "read r"
+			switch name {
+			case "record":
+				w.Set("a", "r", format.WriteFamily, "f:d", (base + 1).Cell(), []byte{255})
+				w.prewrite("p", "p", 1100, time.Hour, format.KindPut, true)
+				did = "read r, change r"
+			case "name":
+				w.Set("a", "r", format.WriteFamily, "damaged", (base + 1).Cell(), nil)
+			case "schema":
+				listed := w.Name
+				w.Name = func(kind, table, what string) (string, string) {
+					if kind == "scan" {
+						return kind, ""
+					}
+					return listed(kind, table, what)
+				}
+				<-time.After(w.r.Store.Config.SchemaMaxAge + 1)
+				w.Inject("scan", worldtest.Denied, worldtest.Denied) // in the background, and for this read
+			}
+			row, err := ReadVisible(w.Context(), w.r, w.table, "r", store.Selection{}, base+1200)
+			if errorName(err) != want || (row != nil) != (want == "ok") {
+				t.Errorf("%s: %s, %v", name, shown(row), err)
+			}
+			if name != "schema" { // whose requests are in any order
+				w.Expect(name, did)
+			}
+		})
+	}
+}
+
 // TestReadExactRequests: the columns of one request fit into a filter, and the next one would not.
 func TestReadExactRequests(t *testing.T) {
 	length := (store.FilterBudget/8-store.FilterOverhead-40)/2 - len("f:")
