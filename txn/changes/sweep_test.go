@@ -120,7 +120,8 @@ func TestMovedSweeps(t *testing.T) {
 }
 
 // TestSweepYieldsRolledForward: a sweep resolves the expired locks of observed columns, and yields a change that it has rolled
-// forward at once, as its notification will say it. It leaves live locks, and yields nothing of what it has rolled back.
+// forward at once, as its notification will say it. It leaves live locks and those of
+// other columns, and yields nothing of what it has rolled back.
 func TestSweepYieldsRolledForward(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newObservedTable(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
@@ -139,7 +140,7 @@ func TestSweepYieldsRolledForward(t *testing.T) {
 			cell := observedCell
 			cell.Row = row
 			m := bigtable.NewMutation()
-			m.Set(format.LockFamily, cell.Column().Key(), startTS.Cell(), format.EncodeLock(&format.Lock{Cell: cell, Primary: primary, Kind: format.KindPut, StartTS: startTS, TTL: ttl, Observed: true, TraceParent: "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", Hops: 3}))
+			m.Set(format.LockFamily, cell.Column().Key(), startTS.Cell(), format.EncodeLock(&format.Lock{Cell: cell, Primary: primary, Kind: format.KindPut, StartTS: startTS, TTL: ttl, Observed: row != "unobserved", TraceParent: "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", Hops: 3}))
 			m.Set("f", "q", startTS.Cell(), []byte("v"))
 			if err := env.Bigtable.Open("t").Apply(t.Context(), row, m); err != nil {
 				t.Fatal(err)
@@ -152,9 +153,9 @@ func TestSweepYieldsRolledForward(t *testing.T) {
 			t.Fatal(err)
 		}
 		cell := observedCell
-		for _, row := range []string{"dead", "live"} {
+		for _, row := range []string{"dead", "live", "unobserved"} {
 			cell.Row = row
-			lock(row, cell, now-30e6, map[string]time.Duration{"dead": time.Second, "live": time.Hour}[row])
+			lock(row, cell, now-30e6, map[string]time.Duration{"dead": time.Second, "live": time.Hour, "unobserved": time.Second}[row])
 		}
 		cell.Row = "committed"
 		if err := changes.Enter(t.Context(), env.Client, now, cell); err != nil {
@@ -173,7 +174,7 @@ func TestSweepYieldsRolledForward(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", d)
 			}
 		}
-		for row, locks := range map[string]int{"committed": 0, "dead": 0, "live": 1} {
+		for row, locks := range map[string]int{"committed": 0, "dead": 0, "live": 1, "unobserved": 1} {
 			raw, err := env.Bigtable.Open("t").ReadRow(t.Context(), row)
 			if err != nil || len(raw[format.LockFamily]) != locks {
 				t.Errorf("%s: %v, %v", row, raw, err)

@@ -70,7 +70,17 @@ func TestRunOfReleaseWithoutParts(t *testing.T) {
 		if err := metadata.Apply(t.Context(), store.GCRowKey, m); err != nil {
 			t.Fatal(err)
 		}
-		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 10 * time.Minute})
+		faults := txntest.NewFaults(t)
+		r, err := gc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), gc.Config{Retention: 10 * time.Minute})
+		reads := 0 // with the rate of the first run, pages would be small
+		for _, c := range faults.Calls() {
+			if c.Table == "a" && c.Method == "ReadRows" {
+				reads++
+			}
+		}
+		if reads != 1 {
+			t.Errorf("%d reads", reads)
+		}
 		if err != nil || !r.Resumed || !r.Finished || r.Total.Rows != rows-rows/3 || r.Total.Versions != rows-rows/3 {
 			t.Errorf("%+v, %v", r, err)
 		}

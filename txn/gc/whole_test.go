@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -164,6 +165,42 @@ func TestBusyCollector(t *testing.T) {
 			if r, err := do(t.Context(), c, gc.Config{}); r != nil || !errors.Is(err, txn.ErrClosed) {
 				t.Errorf("%s of a closed client: %+v, %v", name, r, err)
 			}
+		}
+	})
+}
+
+// TestHelperWaits: a collector helps the one that has the lease, unless it is to restart or that run has ended. It waits
+// while there is no part to take, and leads once the lease is free.
+func TestHelperWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t)
+		_, release, err := gc.Exclude(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := gc.ReadStatus(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now)}
+		var busy *gc.BusyError
+		for phase, restart := range map[recordpb.GarbageRun_Phase]bool{recordpb.GarbageRun_PHASE_DONE: false, recordpb.GarbageRun_PHASE_FENCE: true} {
+			record.Phase = phase
+			putRecord(t, env, store.GCRowKey, "run", record)
+			if r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, Restart: restart}); r != nil || !errors.As(err, &busy) || busy.Holder != record.Owner {
+				t.Errorf("%s, restart: %t: %+v, %v", phase, restart, r, err)
+			}
+		}
+		record.Phase = recordpb.GarbageRun_PHASE_FENCE
+		putRecord(t, env, store.GCRowKey, "run", record)
+		ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
+		defer cancel()
+		if r, err := gc.Run(ctx, env.Client, gc.Config{Retention: retention}); !errors.Is(err, context.DeadlineExceeded) || !r.Helped || r.Finished {
+			t.Errorf("its context has ended: %+v, %v", r, err)
+		}
+		time.AfterFunc(time.Minute+time.Second, release)
+		if r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention}); err != nil || !r.Helped || !r.Finished || r.Elapsed != 2*time.Minute+65*time.Second {
+			t.Errorf("%+v, %v", r, err)
 		}
 	})
 }
