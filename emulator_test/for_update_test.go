@@ -480,3 +480,24 @@ func TestForUpdateVerifiesOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestForUpdateOfAnExpiringCell: whether a value has expired depends on the start timestamp, so the
+// function reads at that.
+func TestForUpdateOfAnExpiringCell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, faults := newExpiryEnv(t, time.Hour), txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		mustSet(t, c, "1", "r")
+		synctest.Wait()
+		faults.Reset()
+		tx := begin(t, c, forUpdate("r"))
+		if got := getForUpdate(t, tx); got != "1" {
+			t.Errorf("read %q", got)
+		}
+		if n := faults.Count()[txntest.StepRead]; n != 2 {
+			t.Errorf("%d reads, want one ahead and one at the start timestamp", n)
+		}
+		set(tx, "2", "r")
+		wantCommit(t, tx, false)
+	})
+}
