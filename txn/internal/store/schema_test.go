@@ -48,7 +48,7 @@ func TestDamagedSchema(t *testing.T) {
 		for _, tt := range []struct {
 			record []byte
 			want   error
-		}{{[]byte{255}, format.ErrCorrupt}, {format.Marshal(&recordpb.TableSchema{FormatVersion: 99}), format.ErrFormatVersion}, {format.Marshal(&recordpb.TableSchema{}), format.ErrCorrupt}} {
+		}{{[]byte{255}, format.ErrCorrupt}, {append(format.Marshal(&recordpb.TableSchema{FormatVersion: format.Version}), 255), format.ErrCorrupt}, {format.Marshal(&recordpb.TableSchema{FormatVersion: 99}), format.ErrFormatVersion}, {format.Marshal(&recordpb.TableSchema{}), format.ErrCorrupt}} {
 			w.set(SchemaRowPrefix+"a", SchemaQualifier, tt.record)
 			if table, err := s.Table(w.Context(), "a"); table != nil || !errors.Is(err, tt.want) {
 				t.Errorf("%x: %v, %v", tt.record, table, err)
@@ -56,6 +56,13 @@ func TestDamagedSchema(t *testing.T) {
 			if err := ReplaceSchema(w.Context(), w.OpenTable(format.DefaultMetadataTable), format.DefaultMetadataTable, "a", time.Second, func(*recordpb.TableSchema) error { t.Error("edited"); return nil }); !errors.Is(err, tt.want) {
 				t.Errorf("%x: an edit: %v", tt.record, err)
 			}
+		}
+		w.set(GCRowKey, safePointQualifier, append(format.Marshal(&recordpb.SafePoint{FormatVersion: format.Version}), 255))
+		if record, _, err := s.SafePoint.ReadRecord(w.Context()); record != nil || !errors.Is(err, format.ErrCorrupt) {
+			t.Errorf("a safe point whose end is damaged: %v, %v", record, err)
+		}
+		if err := s.Pages(w.Context(), "a", nil, nil, nil); !errors.Is(err, format.ErrCorrupt) {
+			t.Errorf("pages: %v", err)
 		}
 		if !errors.Is(&quotaError{denied, ""}, denied) {
 			t.Error("a used-up quota hides its error")

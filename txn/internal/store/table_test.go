@@ -145,6 +145,39 @@ func TestTableReads(t *testing.T) {
 			}
 		})
 	}
+	// A list of keys that takes two requests ends where the caller ends it, or with its error.
+	many := RowSet{Keys: make([]string, MaxPageRows+1)}
+	for i := range many.Keys {
+		many.Keys[i] = fmt.Sprintf("%05d", i)
+	}
+	for name, read := range map[string]func(context.Context, *Table, func(bigtable.Row) bool) error{
+		"keys": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) error {
+			return table.ReadKeys(ctx, many, fn)
+		},
+		"listed": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) error {
+			return table.ReadListed(ctx, many, Latest, fn)
+		},
+		"pages": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) error {
+			err := table.pages(ctx, bigtable.RowList(many.Keys), false, func(*Table) bigtable.Filter { return Latest }, func(_ *Table, page []bigtable.Row) (bool, error) {
+				return true, map[bool]error{false: denied}[fn(page[0])]
+			})
+			if !errors.Is(err, denied) {
+				return fmt.Errorf("the pages ended with %w", err)
+			}
+			return nil
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			api, rows := &scripted{rows: many.Keys[:1]}, 0
+			s, err := NewRequests(api, Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := read(t.Context(), s.NewTable("t"), func(bigtable.Row) bool { rows++; return false }); err != nil || rows != 1 || len(api.requests) != 1 {
+				t.Errorf("%s: %v after %d rows and %d requests", name, err, rows, len(api.requests))
+			}
+		})
+	}
 	// A scan that has something else to do gives up after three requests that were too late.
 	synctest.Test(t, func(t *testing.T) {
 		api := &scripted{}
