@@ -186,18 +186,27 @@ func unregister(m *recordpb.TableSchema, observer string) bool {
 	return false
 }
 
-// editObserved changes a table's schema record and reads it back.
+// editObserved changes a table's schema record and reads it back. It tries again after a failure that
+// may pass, until ctx ends: an edit that has been applied changes nothing the second time.
 func editObserved(ctx context.Context, c *recovery.Resolver, table string, edit func(*recordpb.TableSchema) error) error {
 	t, err := c.Table(ctx, table)
 	if err != nil {
 		return err
 	}
-	err = store.ReplaceSchema(ctx, c.Metadata.API, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
-		if m.FormatVersion == 0 {
-			return fmt.Errorf("changes: table %q: %w: its schema record was removed from metadata table %q", table, format.ErrNotInitialized, c.Metadata.Name)
+	for pause := c.Store.Config.Backoff.Start(); ; {
+		err = store.ReplaceSchema(ctx, c.Metadata.API, c.Metadata.Name, table, c.Store.Config.RPCTimeout, func(m *recordpb.TableSchema) error {
+			if m.FormatVersion == 0 {
+				return fmt.Errorf("changes: table %q: %w: its schema record was removed from metadata table %q", table, format.ErrNotInitialized, c.Metadata.Name)
+			}
+			return edit(m)
+		})
+		if !store.CutShort(ctx, err) {
+			break
 		}
-		return edit(m)
-	})
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, fmt.Sprintf("changes: editing the schema record of table %q", table), err)
+		}
+	}
 	if err != nil {
 		return err
 	}

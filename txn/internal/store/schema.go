@@ -696,17 +696,12 @@ func IndexOf(m *recordpb.ColumnIndex) Index {
 
 // ReplaceSchema edits the schema record of a table; edit gets an empty record if there is none.
 // Other clients may edit the record at the same time. So ReplaceSchema replaces it only if it
-// is still the same, and otherwise reads it and calls edit again. It does the same after a failure
-// that may pass, until ctx ends: an edit that has been applied changes nothing the second time.
-// timeout is for each round.
+// is still the same, and otherwise reads it and calls edit again. timeout is for each round.
 func ReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable, table string, timeout time.Duration, edit func(*recordpb.TableSchema) error) error {
-	for pause := (Backoff{Min: 10 * time.Millisecond, Max: time.Second}).Start(); ; {
+	for {
 		done, err := tryReplaceSchema(ctx, meta, metadataTable, table, timeout, edit)
-		switch {
-		case done || err != nil && !worthRetrying(ctx, err):
+		if done || err != nil {
 			return err
-		case err != nil && pause.Wait(ctx, 0) != nil:
-			return Ended(ctx, fmt.Sprintf("percolator: replacing the schema record of table %q", table), err)
 		}
 	}
 }
@@ -747,6 +742,8 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 	}
 	var matched bool
 	if err := meta.Apply(rctx, row, bigtable.NewCondMutation(Interleave(predicate), onMatch, onMiss), bigtable.GetCondMutationResult(&matched)); err != nil {
+		// Bigtable may have applied the mutation. The caller can repeat it: the edit is
+		// idempotent.
 		return false, WrapRPC(ctx, "schema record", metadataTable, err)
 	}
 	return matched == (old != nil), nil
