@@ -59,6 +59,8 @@ func Advance(ctx context.Context, table bigtable.TableAPI, cfg RowConfig, to Tim
 		switch {
 		case changed:
 			return true, nil
+		case err != nil && ctx.Err() != nil: // the answer may be that of the server, or the end of ctx
+			return false, fmt.Errorf("%w: %w", ctx.Err(), err)
 		case err != nil && !row.Retryable(err):
 			return false, err
 		}

@@ -104,7 +104,7 @@ func TestAdvanceServed(t *testing.T) {
 			t.Fatalf("under a leader: %v, %v", changed, err)
 		}
 		h.Ask(t.Context(), client)
-		a.Cut.Store(true)
+		a.CutOff()
 		start := time.Now()
 		if changed, err := raise(c.E, to); err != nil || !changed {
 			t.Fatal(changed, err)

@@ -64,7 +64,7 @@ func TestCallLeader(t *testing.T) {
 			return errors.Is(err, ErrLimit) && strings.HasSuffix(err.Error(), "desc = full")
 		}, asked: "ab"},
 		{name: "all are down", answers: []answer{down, down}, err: unavailable("down", "down"), asked: "ababab", took: 10 * time.Second},
-		{name: "all hang", answers: []answer{hangs}, err: unavailable("deadline"), asked: "aaaaaaaaaa", took: 10 * time.Second},
+		{name: "all hang", answers: []answer{hangs}, err: unavailable("deadline"), asked: "aaaaaaaaa", took: 10 * time.Second},
 		{name: "the caller's deadline", answers: []answer{hangs}, ends: 1500 * time.Millisecond, err: unavailable("deadline"), asked: "aa", took: 1500 * time.Millisecond},
 		{name: "the caller leaves", answers: []answer{hangs, ok}, leaves: 300 * time.Millisecond, err: func(err error) bool {
 			return errors.Is(err, context.Canceled) && !errors.Is(err, ErrUnavailable)

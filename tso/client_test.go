@@ -159,7 +159,7 @@ func TestClientLeavesHungServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.Cut.Store(true)
+		a.CutOff()
 		start := time.Now()
 		ts, err := client.Timestamp(t.Context())
 		if err != nil || ts <= high {
@@ -463,7 +463,7 @@ func TestClientLeavesWrongServer(t *testing.T) {
 			if ok, _, err := locks.Acquire(t.Context(), "l", "x", tsotest.Lease); err != nil || !ok {
 				t.Errorf("%v: lock: %t, %v", order, ok, err)
 			}
-			b.Cut.Store(true)
+			b.CutOff()
 			tsotest.Advance(2 * tsotest.Lease)
 			if _, err := client.Timestamp(t.Context()); !errors.Is(err, tso.ErrUnavailable) {
 				t.Errorf("%v, without a leader: %v", order, err)

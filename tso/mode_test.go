@@ -67,7 +67,7 @@ func TestModeSwitchFromDeadLeader(t *testing.T) {
 		client := c.Client(tso.ClientConfig{}, "a")
 		h := tsotest.NewHistory(t)
 		h.Ask(t.Context(), client)
-		a.Cut.Store(true)
+		a.CutOff()
 		start := time.Now()
 		c.E.SetMode(tso.ModeDirect)
 		if d := time.Since(start); d < tsotest.Lease {
@@ -91,7 +91,7 @@ func TestModeSwitchMayNotRead(t *testing.T) {
 		a := c.Start("a", server.Config{})
 		h := tsotest.NewHistory(t)
 		h.Ask(t.Context(), c.Client(tso.ClientConfig{}, "a"))
-		a.Cut.Store(true)
+		a.CutOff()
 		reads := 0
 		c.E.On(func(_ context.Context, method string, call func() (any, error)) (any, error) {
 			if method == tsotest.ReadRows {

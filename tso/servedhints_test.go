@@ -97,7 +97,7 @@ func TestHintsFollowLeader(t *testing.T) {
 		c.Start("c", server.Config{})
 		third := c.Client(tso.ClientConfig{}, "b", "c")
 		s2 := subscribe(t, third, "y")
-		b.Cut.Store(true)
+		b.CutOff()
 		tsotest.Advance(2 * tsotest.Lease)
 		if l := c.Status("c"); !l.Leading || l.HintSubscribers != 1 || third.Stats().Subscriptions != 1 {
 			t.Errorf("the next leader: %v", l)

@@ -99,7 +99,7 @@ func TestCandidateCountsFromReceiving(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait()
-		a.Cut.Store(true)
+		a.CutOff()
 		var mu sync.Mutex
 		var received, took time.Time
 		var first atomic.Bool
@@ -163,7 +163,7 @@ func TestCandidateNeedsTheWholeLease(t *testing.T) {
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{Lease: 20 * time.Second})
 		synctest.Wait()
-		a.Cut.Store(true)
+		a.CutOff()
 		last := time.Now()
 		tsotest.Advance(7 * time.Second)
 		start := time.Now()

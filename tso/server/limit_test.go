@@ -20,7 +20,7 @@ func TestNothingAboveTheLimit(t *testing.T) {
 		h := tsotest.NewHistory(t)
 		h.Ask(t.Context(), c.Client(tso.ClientConfig{}, "a"))
 		synctest.Wait()
-		a.Cut.Store(true)
+		a.CutOff()
 		limit := c.E.State().Limit
 		answered, refused := 0, false
 		for range 200 { // twenty million: more than a lease's length in microseconds

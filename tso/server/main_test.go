@@ -8,9 +8,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// These tests bring an emulator of their own, with faults in it; the Bigtable
-	// client would connect to this one as well.
-	_ = os.Unsetenv("BIGTABLE_EMULATOR_HOST")
 	if os.Getenv(processEnv) != "" {
 		os.Exit(serverProcess())
 	}

@@ -24,7 +24,7 @@ func TestRepairFencesLeader(t *testing.T) {
 		client := c.Client(tso.ClientConfig{}, "a")
 		h := tsotest.NewHistory(t)
 		h.Ask(t.Context(), client)
-		a.Cut.Store(true) // "everything is stopped"
+		a.CutOff() // "everything is stopped"
 		tsotest.Advance(time.Minute)
 		c.E.PutInt(int64(h.Highest()))
 		direct := c.E.Direct(tso.DirectConfig{})

@@ -99,7 +99,7 @@ func TestTakeoverAfterOneLease(t *testing.T) {
 		if !c.Healthy("a", "") || c.Healthy("b", "") || !c.Healthy("b", server.LiveService) {
 			t.Error("health check does not follow leadership")
 		}
-		a.Cut.Store(true)
+		a.CutOff()
 		start := time.Now()
 		for c.Leader() == "a" {
 			h.Ask(t.Context(), client)
@@ -142,7 +142,7 @@ func TestSuspendedLeaderGoesOn(t *testing.T) {
 		h := tsotest.NewHistory(t)
 		h.Ask(t.Context(), client)
 		epoch := c.E.State().Epoch
-		a.Cut.Store(true)
+		a.CutOff()
 		tsotest.Advance(5 * tsotest.Lease)
 		if c.Leader() != "" {
 			t.Error("leads without a lease")

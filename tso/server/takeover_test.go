@@ -82,7 +82,7 @@ func TestTakeoverFoundTooLate(t *testing.T) {
 		for writes.Load() == 0 {
 			tsotest.Advance(time.Millisecond)
 		}
-		a.Cut.Store(true) // reads; writes cannot be without one before
+		a.CutOff() // reads; writes cannot be without one before
 		b := c.Start("b", server.Config{})
 		h := tsotest.NewHistory(t)
 		start := time.Now()
@@ -113,7 +113,7 @@ func TestTakeoverFoundLaterCountsFromSending(t *testing.T) {
 		for writes.Load() == 0 {
 			tsotest.Advance(time.Millisecond)
 		}
-		a.Cut.Store(true)
+		a.CutOff()
 		tsotest.Advance(tsotest.Lease * 95 / 100)
 		var refused atomic.Int32
 		c.E.On(func(_ context.Context, m string, call func() (any, error)) (any, error) {

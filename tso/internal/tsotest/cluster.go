@@ -38,6 +38,12 @@ type Node struct {
 	Cut   atomic.Bool // its requests to Bigtable fail
 }
 
+// CutOff makes the server's requests to Bigtable fail. Those under way have ended when it returns.
+func (s *Node) CutOff() {
+	s.Cut.Store(true)
+	synctest.Wait()
+}
+
 // Cluster is servers over one emulator, by name.
 type Cluster struct {
 	E     *Emulator

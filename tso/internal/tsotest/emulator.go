@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -27,6 +28,10 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 )
+
+// These tests bring an emulator of their own, with faults in it; the Bigtable client would connect to
+// that of the environment as well, and a bubble would wait for it.
+func init() { _ = os.Unsetenv("BIGTABLE_EMULATOR_HOST") }
 
 // Methods of Bigtable's data API, as the interceptor counts them.
 const (
