@@ -263,7 +263,7 @@ func TestBackgroundSendsNothingLate(t *testing.T) {
 		var mu sync.Mutex
 		committed := map[string]time.Time{}
 		sent := 0
-		watch := intercept(func(c txntest.Call) error {
+		watch := txntest.Intercept(func(c txntest.Call) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if r, ok := c.Request.(*btpb.MutateRowsRequest); ok && c.Step == txntest.StepSecondaries {

@@ -222,7 +222,7 @@ func TestChangesRefusedAtEveryRequest(t *testing.T) {
 				var n atomic.Int64
 				var failed atomic.Bool
 				n.Store(-1000)
-				c := env.NewClient(txn.Config{TokenTTL: -1}, intercept(func(txntest.Call) error {
+				c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(txntest.Call) error {
 					if n.Add(1) != k {
 						return nil
 					}

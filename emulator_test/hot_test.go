@@ -31,7 +31,7 @@ type hotRun struct {
 type requestCount struct{ all, prewrites atomic.Int64 }
 
 func (n *requestCount) dialOptions() []grpc.DialOption {
-	return intercept(func(c txntest.Call) error {
+	return txntest.Intercept(func(c txntest.Call) error {
 		switch c.Step {
 		case txntest.StepOracle, txntest.StepSchema, txntest.StepToken, txntest.StepSafePoint:
 			return nil

@@ -12,44 +12,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// intercept calls see with every request before it is sent. If see returns an error,
-// the request is not sent and gets the error as its answer.
-func intercept(see func(txntest.Call) error) []grpc.DialOption {
-	return []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if msg, ok := req.(proto.Message); ok {
-				if err := see(txntest.Classify(method, msg)); err != nil {
-					return err
-				}
-			}
-			return invoke(ctx, method, req, reply, cc, opts...)
-		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			s, err := streamer(ctx, desc, cc, method, opts...)
-			return &seenStream{s, method, see}, err
-		}),
-	}
-}
-
-type seenStream struct {
-	grpc.ClientStream
-	method string
-	see    func(txntest.Call) error
-}
-
-func (s *seenStream) SendMsg(m any) error {
-	if msg, ok := m.(proto.Message); ok {
-		if err := s.see(txntest.Classify(s.method, msg)); err != nil {
-			return err
-		}
-	}
-	return s.ClientStream.SendMsg(m)
-}
-
 // refuse answers the matching requests as Bigtable answers a client without permission:
 // nothing is applied.
 func refuse(match func(txntest.Call) bool) []grpc.DialOption {
-	return intercept(func(c txntest.Call) error {
+	return txntest.Intercept(func(c txntest.Call) error {
 		if match(c) {
 			return status.Error(codes.PermissionDenied, "injected: refused")
 		}

@@ -55,7 +55,7 @@ func TestIterationsEndEarly(t *testing.T) {
 			}
 		}
 		reads := 0
-		c := env.NewClient(txn.Config{TokenTTL: -1}, intercept(func(call txntest.Call) error {
+		c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
 			if call.Table == "a" && call.Method == "ReadRows" {
 				reads++
 			}

@@ -261,7 +261,7 @@ func TestLatestBesideCollection(t *testing.T) {
 				ended := commitInBackground(t.Context(), beginSet(t, owner, "2", "r"))
 				<-commit.Fired()
 				reads := 0
-				c := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour}, intercept(func(c txntest.Call) error {
+				c := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: 24 * time.Hour}, txntest.Intercept(func(c txntest.Call) error {
 					if c.Step != txntest.StepRead {
 						return nil
 					}

@@ -41,7 +41,7 @@ func newSizes(t *testing.T) *sizes {
 	return &sizes{t: t, filter: map[txntest.Step]int{}, total: map[txntest.Step]int{}, count: map[txntest.Step]int{}}
 }
 
-func (s *sizes) dialOptions() []grpc.DialOption { return intercept(s.see) }
+func (s *sizes) dialOptions() []grpc.DialOption { return txntest.Intercept(s.see) }
 
 // see measures one request.
 func (s *sizes) see(c txntest.Call) error {

@@ -302,7 +302,7 @@ func TestCloseWaitsForTheRenewal(t *testing.T) {
 		env.CreateTable("a", "f")
 		renewal, release := make(chan struct{}), make(chan struct{})
 		var tokens atomic.Int32
-		c := env.NewClient(txn.Config{}, intercept(func(call txntest.Call) error {
+		c := env.NewClient(txn.Config{}, txntest.Intercept(func(call txntest.Call) error {
 			if call.Step == txntest.StepToken && call.Row != "" {
 				if tokens.Add(1) == 2 {
 					close(renewal)

@@ -368,7 +368,7 @@ func runRefused(t *testing.T, op operation, request string, code codes.Code) (r 
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	c := env.NewClient(cfg, append(intercept(func(call txntest.Call) error {
+	c := env.NewClient(cfg, append(txntest.Intercept(func(call txntest.Call) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if !armed {

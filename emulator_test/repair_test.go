@@ -250,7 +250,7 @@ func TestRepairLostRecordMeetsPrewrite(t *testing.T) {
 	loseRecord(t, env, "r2")
 	set(early, "early", "r2")
 	came := false
-	c := env.NewClient(txn.Config{TokenTTL: -1}, intercept(func(call txntest.Call) error {
+	c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
 		if call.Table == "a" && call.Method == "CheckAndMutateRow" && !came {
 			came = true
 			if _, err := early.Commit(context.Background()); err != nil {
@@ -408,7 +408,7 @@ func TestRepairMeetsChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	back := false
-	c := env.NewClient(txn.Config{TokenTTL: -1}, intercept(func(call txntest.Call) error {
+	c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
 		if call.Table == "a" && call.Method == "CheckAndMutateRow" {
 			back = true
 			put(t, env, "r1", format.LockFamily, "f:q", lock.Timestamp, lock.Value)

@@ -32,7 +32,7 @@ func TestRequestsOfOperations(t *testing.T) {
 			env.CreateTable("b", "f")
 			var mu sync.Mutex
 			var requests map[string]int
-			c := env.NewClient(txn.Config{TokenTTL: -1}, append(intercept(func(call txntest.Call) error {
+			c := env.NewClient(txn.Config{TokenTTL: -1}, append(txntest.Intercept(func(call txntest.Call) error {
 				mu.Lock()
 				defer mu.Unlock()
 				if requests != nil {

@@ -131,7 +131,7 @@ func undetermined(t *testing.T, env *txntest.Env, row string) *txn.UndeterminedE
 func TestRefusalAfterALostAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sent := 0
-		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1}, intercept(func(c txntest.Call) error {
+		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1}, txntest.Intercept(func(c txntest.Call) error {
 			if c.Step != txntest.StepCommit {
 				return nil
 			}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -397,30 +395,19 @@ func TestWaitReportsErrors(t *testing.T) {
 		register(t, env.Client, input, "o", false)
 		put(t, env.Client, input, "row", "v")
 		refused := 0
-		client := env.NewClient(txn.Config{}, grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			s, err := open(ctx, desc, cc, method, opts...)
-			return &refusedScans{s, &refused}, err
-		}))
+		client := env.NewClient(txn.Config{}, txntest.Intercept(func(c txntest.Call) error {
+			if r, ok := c.Request.(*btpb.ReadRowsRequest); ok && c.Table == "docs" && len(r.GetRows().GetRowKeys()) == 0 {
+				refused++
+				return status.Error(codes.PermissionDenied, "injected: refused")
+			}
+			return nil
+		})...)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if _, err := notify.Wait(ctx, client, notify.WaitConfig{}); status.Code(err) != codes.PermissionDenied || refused != 1 {
 			t.Errorf("%v after %d refusals", err, refused)
 		}
 	})
-}
-
-// refusedScans refuses reads of ranges of table docs.
-type refusedScans struct {
-	grpc.ClientStream
-	n *int
-}
-
-func (s *refusedScans) SendMsg(m any) error {
-	if r, ok := m.(*btpb.ReadRowsRequest); ok && strings.HasSuffix(r.TableName, "/docs") && len(r.GetRows().GetRowKeys()) == 0 {
-		*s.n++
-		return status.Error(codes.PermissionDenied, "injected: refused")
-	}
-	return s.ClientStream.SendMsg(m)
 }
 
 // TestWaitSeesWeakRunsInBetween: a weak notification is written below Wait's

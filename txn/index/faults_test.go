@@ -9,10 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
@@ -31,11 +29,7 @@ type refusal struct {
 	code  codes.Code
 }
 
-func (r *refusal) check(method string, m any) error {
-	msg, ok := m.(proto.Message)
-	if !ok {
-		return nil
-	}
+func (r *refusal) see(call txntest.Call) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.armed {
@@ -45,7 +39,6 @@ func (r *refusal) check(method string, m any) error {
 	if r.left--; r.left != 0 {
 		return nil
 	}
-	call := txntest.Classify(method, msg)
 	r.step, r.row = call.Step, call.Row
 	return status.Error(r.code, "injected")
 }
@@ -54,34 +47,6 @@ func (r *refusal) arm(armed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.armed = armed
-}
-
-func (r *refusal) dialOptions() []grpc.DialOption {
-	return []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			if err := r.check(method, req); err != nil {
-				return err
-			}
-			return invoke(ctx, method, req, reply, cc, opts...)
-		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			s, err := streamer(ctx, d, cc, method, opts...)
-			return refusedStream{s, method, r}, err
-		}),
-	}
-}
-
-type refusedStream struct {
-	grpc.ClientStream
-	method  string
-	refusal *refusal
-}
-
-func (s refusedStream) SendMsg(m any) error {
-	if err := s.refusal.check(s.method, m); err != nil {
-		return err
-	}
-	return s.ClientStream.SendMsg(m)
 }
 
 // TestFailuresAtEachRequest: each request of an operation fails once. If Bigtable refuses it, the operation
@@ -180,7 +145,7 @@ func TestFailuresAtEachRequest(t *testing.T) {
 				}
 				synctest.Wait()                  // secondaries
 				x = newIndexes(t, declared()...) // which has read no states
-				c = keeping(env, x, txn.Config{TokenTTL: -1, SyncSecondaries: true}, r.dialOptions()...)
+				c = keeping(env, x, txn.Config{TokenTTL: -1, SyncSecondaries: true}, txntest.Intercept(r.see)...)
 				r.arm(true)
 				o.result, o.err = op.call(t.Context(), x, c)
 				r.arm(false)

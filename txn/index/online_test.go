@@ -78,7 +78,11 @@ func TestBuildOnline(t *testing.T) {
 		env, x, c := newEnv(t)
 		stop := writers(t, env, false)
 		pause(t.Context(), 5*time.Second)
-		for range 2 {
+		rounds := 2
+		if testing.Short() {
+			rounds = 1
+		}
+		for range rounds {
 			for _, name := range []string{"place", "words", "email"} {
 				if err := x.Create(t.Context(), c, name, nil); err != nil {
 					if !errors.Is(err, index.ErrUnique) {

@@ -11,10 +11,8 @@ import (
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-	"google.golang.org/grpc"
 	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -185,27 +183,16 @@ func (s *scene) lostLease() {
 // refused has Bigtable refuse to say which tables there are.
 func (s *scene) refused() {
 	var armed atomic.Bool
-	collector := s.env.NewClient(s.cfg, grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		stream, err := open(ctx, desc, cc, method, opts...)
-		return &refusing{stream, method, &armed}, err
-	}))
+	collector := s.env.NewClient(s.cfg, txntest.Intercept(func(c txntest.Call) error {
+		if armed.Load() && c.Step == txntest.StepSchema {
+			return status.Error(grpccodes.PermissionDenied, "refused")
+		}
+		return nil
+	})...)
 	armed.Store(true)
 	if _, err := gc.Run(s.t.Context(), collector, gc.Config{}); status.Code(err) != grpccodes.PermissionDenied {
 		s.t.Errorf("a run that was refused: %v", err)
 	}
-}
-
-type refusing struct {
-	grpc.ClientStream
-	method string
-	armed  *atomic.Bool
-}
-
-func (s *refusing) SendMsg(m any) error {
-	if msg, ok := m.(proto.Message); ok && s.armed.Load() && txntest.Classify(s.method, msg).Step == txntest.StepSchema {
-		return status.Error(grpccodes.PermissionDenied, "refused")
-	}
-	return s.ClientStream.SendMsg(m)
 }
 
 // sum adds a counter up, over its attributes, as it was last seen.
