@@ -442,6 +442,31 @@ func TestRefusedCollection(t *testing.T) {
 	}
 }
 
+// A collection whose context ends while it waits for a live transaction names the locks, however many
+// parts the tables have.
+func TestCollectionEndsWhileItWaits(t *testing.T) {
+	for range 5 { // which part of it notices the end first differs
+		synctest.Test(t, func(t *testing.T) {
+			env, victim, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 30 * time.Minute})
+			crash := faults.OnStep(txntest.StepCommit, txntest.Crash)
+			ctx, cancel := context.WithCancel(t.Context())
+			owner := commitInBackground(ctx, beginSet(t, victim, "9", "bob"))
+			<-crash.Fired()
+			faults.Kill()
+			cancel()
+			<-owner
+			advance(11 * time.Minute)
+			ctx, cancel = context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			r, err := gc.Run(ctx, env.Client, gc.Config{Retention: 10 * time.Minute, LockWait: time.Hour})
+			var blocked *gc.BlockedError
+			if !errors.As(err, &blocked) || blocked.Count != 1 || !errors.Is(err, context.DeadlineExceeded) || r.Finished {
+				t.Fatalf("%+v, %v; want the lock and the end of the context", r, err)
+			}
+		})
+	}
+}
+
 // A collection waits for a live transaction at most LockWait, and continues when its lock
 // has ended. Meanwhile it reads only the tables again that have live locks.
 func TestCollectionWaitsForLock(t *testing.T) {

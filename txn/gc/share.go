@@ -125,6 +125,7 @@ type share struct {
 	gaveUp map[uint32]bool // parts that this collector has stopped
 	wake   chan struct{}   // a part has ended
 	synced time.Time
+	ended  error // of the context, between two syncs
 }
 
 // shareParts works on parts of a phase until all of them are done, by this collector or another one. It
@@ -135,6 +136,9 @@ func shareParts(ctx context.Context, r *run, width int, do func(context.Context,
 	s.group, gctx = errgroup.WithContext(ctx)
 	s.group.Go(func() error { return s.takeParts(gctx) })
 	err := s.group.Wait()
+	if err == nil {
+		err = s.ended
+	}
 	if err != nil {
 		// The next collector need not repeat what is collected, and need not wait for this one.
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
@@ -174,8 +178,8 @@ func (s *share) takeParts(ctx context.Context) error {
 		if blocked := s.locks.blocked(); blocked != nil && !slices.ContainsFunc(s.state.Parts, func(p *recordpb.GarbageRun_Part) bool { return p.Owner != "" || !s.gaveUp[p.Id] }) {
 			return blocked
 		}
-		if err := s.pause(ctx); err != nil {
-			return err
+		if s.ended = s.pause(ctx); s.ended != nil {
+			return nil // a part that waits for live locks says more
 		}
 	}
 }
