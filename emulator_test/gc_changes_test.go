@@ -66,6 +66,12 @@ func TestGCFollowsChanges(t *testing.T) {
 		mustSet(t, c, "2", "bob", "joe")
 		mustSet(t, c, "3", "bob")
 		mustSet(t, c, "1", "sue")
+		closing := env.NewClient(txn.Config{})
+		mustSet(t, closing, "1", "ann")
+		mustSet(t, closing, "2", "ann")
+		if err := closing.Close(t.Context()); err != nil { // at once: it has not written its notes yet
+			t.Fatal(err)
+		}
 		if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 			tx.Table("a").Delete("sue", "f", "q")
 			tx.Table("a").Lock("sue", "f", "other")
@@ -78,7 +84,7 @@ func TestGCFollowsChanges(t *testing.T) {
 			t.Error("no rows are noted")
 		}
 		advance(retention)
-		wantChanges(t, env, 3, 4) // bob 1 and 2, joe 1, sue 1
+		wantChanges(t, env, 4, 5) // ann 1, bob 1 and 2, joe 1, sue 1
 		wantChanges(t, env, 0, 0)
 		if n := metadataRows(t, env, "changed/"); n > 0 {
 			t.Errorf("%d notes are left", n)

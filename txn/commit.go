@@ -50,11 +50,11 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.traceParent = format.TraceParent(ctx) // before the commit's own span begins
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit", "")
 	defer func() { span.EndWith(err) }()
+	defer c.releaseLatch()
 	if err := c.takeLatch(ctx); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		return 0, err
 	}
-	defer c.releaseLatch()
 	if err := c.client.admission.Admit(ctx, "commits"); err != nil {
 		return 0, err
 	}
@@ -414,9 +414,6 @@ func (c *commit) takeLatch(ctx context.Context) error {
 	if a.conflictedEarly = errors.As(err, &conflict); a.conflictedEarly && a.inUpdate {
 		// The next attempt keeps this one's turn.
 		a.latch, c.latch = c.latch, nil
-	}
-	if err != nil {
-		c.latch.Release()
 	}
 	return err
 }

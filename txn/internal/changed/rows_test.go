@@ -104,6 +104,9 @@ func TestChangedRows(t *testing.T) {
 		c.Note(again, 9)
 		c.FlushSoon()
 		want(10, 9)
+		c.Note(rows(table, format.KindPut, 1), 9)
+		c.FlushSoon()
+		want(1, 9)
 
 		// A request that fails for good: the rows wait for the next one.
 		held := faults.OnStep(txntest.StepChanged, txntest.Hold)

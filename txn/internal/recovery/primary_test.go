@@ -14,6 +14,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/settled"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
@@ -107,6 +108,45 @@ func TestCommitAndSettle(t *testing.T) {
 				}
 			}
 			g.compare(t, p.name, lines)
+		})
+	}
+}
+
+// TestPassedCommitDoesNotWait: a commit whose minimum was raised is sent again at once.
+func TestPassedCommitDoesNotWait(t *testing.T) {
+	newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
+		w.passed(committedTS)
+		p := &PrimaryCommit{Resolver: w.r, Table: w.table, Primary: cell("p"), StartTS: startTS, CommitTS: committedTS, Mutation: bigtable.NewMutation(), Passable: true}
+		p.Mutation.Set("f", "q", 0, nil)
+		p.CommitAt = func(context.Context, tso.Timestamp) (*bigtable.Mutation, error) { return p.Mutation, nil }
+		began := time.Now()
+		w.Must(p.Run(w.Context()))
+		if took := time.Since(began); took != 0 || p.CommitTS <= committedTS {
+			t.Errorf("committed at %d after %v", p.CommitTS, took)
+		}
+	})
+}
+
+// TestSettledClaims: what Settle finds out counts for the client's claims: a rollback at once, a commit
+// not, because other clients roll its rows forward.
+func TestSettledClaims(t *testing.T) {
+	for _, state := range []format.State{format.StateCommitted, format.StateRolledBack} {
+		newWorld(t, Config{TokenTTL: -1}, 0, func(w *world) {
+			if state == format.StateCommitted {
+				w.commit("p", format.KindPut, committedTS)
+			} else {
+				w.rollback("p")
+			}
+			w.r.Claims = settled.NewClaims()
+			commit, number := w.r.Claims.Begin(startTS, 2)
+			commit.Unknown()
+			if _, err := Settle(w.Context(), w.r, &format.UndeterminedError{Primary: cell("p"), StartTS: startTS, CommitTS: committedTS}); err != nil {
+				t.Error(err)
+			}
+			got, ts := w.r.Claims.Next(0)
+			if state == format.StateRolledBack && (got != number || ts != startTS) || state == format.StateCommitted && got != 0 {
+				t.Errorf("%v: claims up to %d of %d, began as %d", state, ts, got, number)
+			}
 		})
 	}
 }
