@@ -75,7 +75,7 @@ func (k rowLock) holder(now Timestamp) Holder {
 
 func readLock(ctx context.Context, r *row.Row) (rowLock, error) {
 	value, err := r.ReadColumn(ctx, lockColumn)
-	if value == nil { // or it failed
+	if err != nil || value == nil {
 		return rowLock{}, err
 	}
 	return decodeLock(value), nil
@@ -130,7 +130,7 @@ func (l *RowLocks) Release(ctx context.Context, name, owner string) error {
 	}
 	r := l.row(name)
 	k, err := readLock(ctx, r)
-	if k.owner != owner { // or it failed
+	if err != nil || k.owner != owner {
 		return err
 	}
 	_, err = r.ReplaceColumn(ctx, lockColumn, k.value, nil)
@@ -143,7 +143,7 @@ func (l *RowLocks) Holder(ctx context.Context, name string) (Holder, error) {
 		return Holder{}, err
 	}
 	k, err := readLock(ctx, l.row(name))
-	if k.value == nil { // or it failed
+	if err != nil || k.value == nil {
 		return Holder{}, err
 	}
 	now, err := l.oracle.Timestamp(ctx)

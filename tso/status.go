@@ -59,7 +59,7 @@ func DirectLag(ctx context.Context, table bigtable.TableAPI, cfg RowConfig) (lag
 		asked := time.Now()
 		s, err := readState(ctx, r)
 		switch {
-		case s.Mode != ModeDirect: // or it failed
+		case err != nil || s.Mode != ModeDirect:
 			return 0, false, err
 		case s.Limit == last && asked.Sub(since) > patience:
 			return 0, false, nil

@@ -33,7 +33,7 @@ func (l *Latest) Get(ctx context.Context, row, family, qualifier string) (value 
 	}
 	r, err := l.read(ctx, row, store.Selection{Columns: []Column{cell.Column()}})
 	items := r[family]
-	if len(items) == 0 { // or it failed
+	if err != nil || len(items) == 0 {
 		return nil, false, err
 	}
 	if value = items[0].Value; value == nil {

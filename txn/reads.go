@@ -229,7 +229,10 @@ func (r *rowReads) askedLater(c Column) bool {
 func (r *reads) cachePrefetched(ctx context.Context, t *store.Table, key string, raw bigtable.Row, ahead []Column, ts tso.Timestamp) {
 	locked := map[Column]bool{}
 	for _, item := range raw[format.LockFamily] {
-		c, _, _ := format.MetadataCell(t.Name, key, item) // Evaluate refuses a damaged name
+		c, _, err := format.MetadataCell(t.Name, key, item)
+		if err != nil {
+			return
+		}
 		locked[c] = true
 	}
 	var sel store.Selection

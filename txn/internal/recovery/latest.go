@@ -109,12 +109,14 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 }
 
 // newestCommit returns the newest commit_ts in an answer, and 0 if there is none.
-func newestCommit(ctx context.Context, r *Resolver, t *store.Table, raw bigtable.Row) (newest tso.Timestamp, _ error) {
+func newestCommit(ctx context.Context, r *Resolver, t *store.Table, raw bigtable.Row) (newest tso.Timestamp, err error) {
 	var cell format.Cell
 	for _, item := range raw[format.WriteFamily] {
 		if ts := tso.FromCell(item.Timestamp); ts > newest {
 			newest = ts
-			_, cell, _ = format.MetadataCell(t.Name, raw.Key(), item) // Evaluate reports an error
+			if _, cell, err = format.MetadataCell(t.Name, raw.Key(), item); err != nil {
+				return 0, err
+			}
 		}
 	}
 	return newest, r.Clock.Confirm(ctx, cell, newest)

@@ -243,7 +243,7 @@ func (r *Resolver) ResolveLocks(ctx context.Context, locks []format.Lock, each f
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				alive[of] = s.State == format.StateLocked // never beside an error
+				alive[of] = err == nil && s.State == format.StateLocked
 				each(i, s, err)
 				return nil
 			})
@@ -318,7 +318,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 		if !justRead || !l.IsPrimary() {
 			var locked bool
 			o.Status, locked, err = readStatus(ctx, t.TryReadRow, l.Primary, l.StartTS)
-			o.primaryCleared = !locked // it matters if the outcome is final
+			o.primaryCleared = err == nil && o.Final() && !locked
 		}
 		expires := l.ExpiresTS()
 		if err == nil && !o.Final() {
@@ -328,7 +328,7 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 			}
 		}
 		switch {
-		case o.Final(): // never beside an error
+		case err == nil && o.Final():
 			r.Outcomes.Put(l.StartTS, o.Status)
 			return o, nil
 		case store.Permanent(err), errors.Is(err, format.ErrFormatVersion), errors.Is(err, format.ErrCorrupt):
