@@ -90,7 +90,7 @@ func (m *performance) snapshot(s planStep) error {
 	case err != nil:
 		return err
 	}
-	m.shots = append(m.shots, &playedSnapshot{shot, s.snap.Hold})
+	m.shots = append(m.shots, &playedSnapshot{shot, s.snap.Hold, s.snap.MaxStaleness > 0})
 	ts := shot.ReadTS()
 	switch {
 	case at != 0:

@@ -27,7 +27,7 @@ func (m *performance) readable(r reader, point bool, err error) (bool, error) {
 		want, name = txn.ErrInvalid, "invalid"
 	case r.txn != nil && r.txn.Serializable && !point:
 		want, name = txn.ErrSerializableScan, "refused"
-	case r.ts < m.safe:
+	case r.ts < m.safe, r.stale && r.ts == m.safe && errors.Is(err, txn.ErrTooOld):
 		want, name = txn.ErrTooOld, "too old"
 	}
 	if want == nil && err == nil {

@@ -84,7 +84,8 @@ type playedTxn struct {
 
 type playedSnapshot struct {
 	*txn.Snapshot
-	hold bool
+	hold  bool
+	stale bool // it may read one timestamp below its own
 }
 
 // A reader is a transaction or a snapshot.
@@ -92,14 +93,15 @@ type reader struct {
 	ts    tso.Timestamp
 	table func(int) *txn.View
 	txn   *playedTxn // nil for a snapshot
+	stale bool       // of a snapshot
 }
 
 func (x *playedTxn) reader() reader {
-	return reader{x.tx.StartTS(), func(table int) *txn.View { return &x.tx.Table(crashTables[table]).View }, x}
+	return reader{x.tx.StartTS(), func(table int) *txn.View { return &x.tx.Table(crashTables[table]).View }, x, false}
 }
 
 func (s *playedSnapshot) reader() reader {
-	return reader{s.ReadTS(), func(table int) *txn.View { return s.Table(crashTables[table]) }, nil}
+	return reader{s.ReadTS(), func(table int) *txn.View { return s.Table(crashTables[table]) }, nil, s.stale}
 }
 
 func (m *performance) model(r reader, table int) modelView {
