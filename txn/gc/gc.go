@@ -59,7 +59,7 @@ func collect(ctx context.Context, c *recovery.Resolver, cfg Config, s telemetry.
 	switch {
 	case err == nil:
 		defer lease.release(ctx)
-		err = lease.explain(r.lead(lctx))
+		err = lease.explain(leader{r}.lead(lctx))
 	case errors.As(err, &busy):
 		if err = (helper{r}).help(ctx, busy); !r.report.Helped {
 			return nil, err

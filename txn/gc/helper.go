@@ -36,7 +36,7 @@ func (r helper) help(ctx context.Context, busy *BusyError) error {
 			}
 		} else if lease, lctx, err := takeLease(ctx, r.client, r.owner); err == nil {
 			defer lease.release(ctx)
-			return lease.explain(r.lead(lctx))
+			return lease.explain(leader(r).lead(lctx))
 		} else if ctx.Err() != nil {
 			return err
 		} else if store.Sleep(ctx, r.poll()) != nil {

@@ -58,7 +58,7 @@ func TestNextRun(t *testing.T) {
 		if tt.last.FullTs == 0 {
 			r.cfg.FullEvery = time.Hour // never is not long ago
 		}
-		follow, resumes, nothing := r.next(90)
+		follow, resumes, nothing := leader{r}.next(90)
 		got := "new"
 		switch {
 		case resumes:
@@ -72,7 +72,7 @@ func TestNextRun(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
-		if _, _, nothing := r.next(0); !nothing {
+		if _, _, nothing := (leader{r}).next(0); !nothing {
 			t.Errorf("%s, without a safe point: there is something to do", tt.name)
 		}
 	}
@@ -125,37 +125,37 @@ func TestRecordOfAPhase(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		helped bool
-		do     func(*run, *recordpb.GarbageRun) error
+		do     func(leader, *recordpb.GarbageRun) error
 		was    func(*recordpb.GarbageRun)
 		lost   string // to this collector
 		want   func(*recordpb.GarbageRun)
 	}{
-		{"begins a phase", false, func(r *run, g *recordpb.GarbageRun) error { return r.begun(g, 10, collect, parts) }, same, "", func(g *recordpb.GarbageRun) {
+		{"begins a phase", false, func(r leader, g *recordpb.GarbageRun) error { return r.begun(g, 10, collect, parts) }, same, "", func(g *recordpb.GarbageRun) {
 			g.Phase, g.Parts, g.Divided, g.UpdatedTs, g.Rate, g.Table, g.Row = collect, parts, true, 10, 100, "a", []byte("m")
 		}},
-		{"begins a phase, after it has helped", true, func(r *run, g *recordpb.GarbageRun) error { return r.begun(g, 10, collect, parts) }, same, "", func(g *recordpb.GarbageRun) {
+		{"begins a phase, after it has helped", true, func(r leader, g *recordpb.GarbageRun) error { return r.begun(g, 10, collect, parts) }, same, "", func(g *recordpb.GarbageRun) {
 			g.Phase, g.Parts, g.Divided, g.UpdatedTs, g.Table, g.Row = collect, parts, true, 10, "a", []byte("m")
 		}},
-		{"ends", false, func(r *run, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.Divided, g.Parts, g.FullTs = true, parts, 3 }, "", func(g *recordpb.GarbageRun) {
+		{"ends", false, func(r leader, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.Divided, g.Parts, g.FullTs = true, parts, 3 }, "", func(g *recordpb.GarbageRun) {
 			g.Phase, g.Parts, g.Divided, g.UpdatedTs, g.Rate, g.Collectors, g.FullTs = done, nil, false, 10, 100, nil, 8
 		}},
-		{"ends a run that follows changes", false, func(r *run, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.Changes, g.FullTs = true, 3 }, "", func(g *recordpb.GarbageRun) {
+		{"ends a run that follows changes", false, func(r leader, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.Changes, g.FullTs = true, 3 }, "", func(g *recordpb.GarbageRun) {
 			g.Phase, g.UpdatedTs, g.Rate, g.Collectors, g.FullTs = done, 10, 100, nil, 3
 		}},
-		{"was replaced", false, func(r *run, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.Owner = "you" }, "you", same},
-		{"its run was replaced", false, func(r *run, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.SafePoint = 6 }, "me", same},
-		{"resumes", false, func(r *run, g *recordpb.GarbageRun) error { return r.resumed(g, nil) }, func(g *recordpb.GarbageRun) { g.Owner, g.Divided, g.Parts = "you", true, parts }, "", func(g *recordpb.GarbageRun) { g.Owner, g.Rate = "me", 100 }},
-		{"resumes what has no parts", false, func(r *run, g *recordpb.GarbageRun) error { return r.resumed(g, parts) }, func(g *recordpb.GarbageRun) { g.Owner = "you" }, "", func(g *recordpb.GarbageRun) {
+		{"was replaced", false, func(r leader, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.Owner = "you" }, "you", same},
+		{"its run was replaced", false, func(r leader, g *recordpb.GarbageRun) error { return r.begun(g, 10, done, nil) }, func(g *recordpb.GarbageRun) { g.SafePoint = 6 }, "me", same},
+		{"resumes", false, func(r leader, g *recordpb.GarbageRun) error { return r.resumed(g, nil) }, func(g *recordpb.GarbageRun) { g.Owner, g.Divided, g.Parts = "you", true, parts }, "", func(g *recordpb.GarbageRun) { g.Owner, g.Rate = "me", 100 }},
+		{"resumes what has no parts", false, func(r leader, g *recordpb.GarbageRun) error { return r.resumed(g, parts) }, func(g *recordpb.GarbageRun) { g.Owner = "you" }, "", func(g *recordpb.GarbageRun) {
 			g.Owner, g.Rate, g.Divided, g.Parts = "me", 100, true, parts
 		}},
-		{"resumes, after it has helped", true, func(r *run, g *recordpb.GarbageRun) error { return r.resumed(g, nil) }, func(g *recordpb.GarbageRun) { g.Owner, g.Divided, g.Parts = "you", true, parts }, "", func(g *recordpb.GarbageRun) { g.Owner = "me" }},
-		{"resumes another run", false, func(r *run, g *recordpb.GarbageRun) error { return r.resumed(g, nil) }, func(g *recordpb.GarbageRun) { g.Owner, g.StartedTs = "you", 9 }, "you", same},
+		{"resumes, after it has helped", true, func(r leader, g *recordpb.GarbageRun) error { return r.resumed(g, nil) }, func(g *recordpb.GarbageRun) { g.Owner, g.Divided, g.Parts = "you", true, parts }, "", func(g *recordpb.GarbageRun) { g.Owner = "me" }},
+		{"resumes another run", false, func(r leader, g *recordpb.GarbageRun) error { return r.resumed(g, nil) }, func(g *recordpb.GarbageRun) { g.Owner, g.StartedTs = "you", 9 }, "you", same},
 	} {
 		r := &run{owner: "me", cfg: Config{Rate: 100}, report: &Report{SafePoint: 7, Helped: tt.helped}, startedTS: 8}
 		got := was(tt.was)
 		want := proto.CloneOf(got)
 		tt.want(want)
-		err := tt.do(r, got)
+		err := tt.do(leader{r}, got)
 		var busy *BusyError
 		if (tt.lost != "") != errors.As(err, &busy) || busy != nil && (*busy != BusyError{Holder: tt.lost, Lost: true}) || busy == nil && err != nil {
 			t.Errorf("%s: %v", tt.name, err)
@@ -178,7 +178,7 @@ func TestFenceExactly(t *testing.T) {
 			said = append(said, p.Left)
 		}}}
 		began := time.Now()
-		if err := r.fence(t.Context(), began.Add(-time.Second/2)); err != nil || time.Since(began) != gctime.Fence()-time.Second/2 {
+		if err := (leader{r}).fence(t.Context(), began.Add(-time.Second/2)); err != nil || time.Since(began) != gctime.Fence()-time.Second/2 {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 		var want []time.Duration
@@ -190,7 +190,7 @@ func TestFenceExactly(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := r.fence(ctx, time.Now()); !errors.Is(err, context.DeadlineExceeded) {
+		if err := (leader{r}).fence(ctx, time.Now()); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("its context has ended: %v", err)
 		}
 	})
