@@ -652,7 +652,7 @@ func (f *finder) constant(e ast.Expr) bool {
 // changes nothing.
 func (f *finder) truncates(c *ast.CallExpr) bool {
 	fn := f.callee(c)
-	return fn != nil && (fn.Name() == "DeleteTimestampRange" || fn.Name() == "TimestampRangeFilterMicros")
+	return fn != nil && slices.Contains([]string{"DeleteTimestampRange", "Set", "TimestampRangeFilterMicros"}, fn.Name())
 }
 
 // fails reports whether r returns an error. Callers then ignore its other results.

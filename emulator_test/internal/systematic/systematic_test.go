@@ -98,6 +98,7 @@ func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most, by
 		log.Info("ended", "error", err)
 	}
 	DeleteTimestampRange("f", 0, most)
+	Set("f", 0)
 	list = slices.Grow(list, most)
 	for _, n := range list {
 		if n > most {
@@ -110,8 +111,9 @@ func Quiet(log *slog.Logger, began time.Time, age, limit time.Duration, most, by
 	return append(list, most), time.Since(began) > time.Minute || age < limit || age > time.Hour
 }
 
-// DeleteTimestampRange rounds.
+// DeleteTimestampRange and Set round.
 func DeleteTimestampRange(string, int, int) {}
+func Set(string, int)                       {}
 `
 
 // TestLeftOut: what only reports, reserves memory, counts bytes, rounds or compares measured times has no
@@ -134,6 +136,7 @@ func TestLeftOut(t *testing.T) {
 	}
 	want := []string{
 		`DeleteTimestampRange("f", 0, most) dropped`,
+		`Set("f", 0) dropped`,
 		"for _, n := range list {… dropped",
 		"n > most → true",
 		"n > most → false",
