@@ -20,3 +20,24 @@ func NotesDivided(ctx context.Context, c *recovery.Resolver, safePoint tso.Times
 	}
 	return rows, err
 }
+
+// CollectRow collects a row as a run with a safe point does that has read the row. It returns what
+// the run has done with locks, too.
+func CollectRow(ctx context.Context, c *recovery.Resolver, safePoint, drained tso.Timestamp, table, key string) (Counts, LockCounts, error) {
+	r, err := newRun(c, Config{})
+	if err != nil {
+		return Counts{}, LockCounts{}, err
+	}
+	r.setSafePoint(safePoint, false)
+	r.rules.drained = drained
+	t, err := c.Table(ctx, table)
+	if err != nil {
+		return Counts{}, LockCounts{}, err
+	}
+	raw, err := t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families))
+	if err != nil {
+		return Counts{}, LockCounts{}, err
+	}
+	n, err := r.collectRow(ctx, t, raw)
+	return n, r.report.Locks, err
+}
