@@ -59,9 +59,6 @@ func (c *check) do(ctx, runs context.Context) (again time.Duration) {
 	}
 	var results []result
 	for _, h := range c.lane.handlers {
-		if ctx.Err() != nil {
-			return 0
-		}
 		r := c.observer(ctx, runs, h)
 		if r.again > 0 && (again == 0 || r.again < again) {
 			again = r.again

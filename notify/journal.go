@@ -113,7 +113,7 @@ func (j *journal) look(ctx context.Context, sweep bool) error {
 		switch {
 		case errors.Is(err, txn.ErrClosed):
 			return err
-		case err == nil && ok:
+		case ok:
 			journaled = append(journaled, table) // the sweeper reports those that are missing
 		}
 	}

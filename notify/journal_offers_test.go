@@ -67,6 +67,15 @@ func TestOffersOfAJournal(t *testing.T) {
 		if n := j.found.Load(); n != 2+maxOffers || !slices.Equal(offered, []string{"first8", "full1"}) {
 			t.Errorf("%d notifications found, offered %v", n, offered)
 		}
+		j.search.lane = func(txn.Cell) target { return target{table: "pattern"} }
+		for _, q := range []string{"a", "b"} {
+			n := notificationOf("of a pattern", 1)
+			n.Cell.Qualifier = q
+			offer(n)
+		}
+		if len(j.offers) != 2 {
+			t.Errorf("offers for %d lanes, want 2", len(j.offers))
+		}
 		cancel()
 		j.offering.Wait()
 	})

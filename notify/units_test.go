@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
@@ -139,6 +140,7 @@ func TestMovesOn(t *testing.T) {
 		{"another one has the piece, this one missed it", &changes.SweepPosition{}, true, changes.SweepPosition{Row: "m", Missed: true}},
 		{"another one has missed it", &changes.SweepPosition{Missed: true}, false, changes.SweepPosition{Row: "m", Missed: true}},
 		{"another one is elsewhere", &changes.SweepPosition{Row: "k"}, true, changes.SweepPosition{Row: "k"}},
+		{"another one has ended the sweep", &changes.SweepPosition{Complete: true}, true, changes.SweepPosition{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, _ *txntest.Faults) {
@@ -153,20 +155,20 @@ func TestMovesOn(t *testing.T) {
 					}
 					return all[0]
 				}
-				move := func(p changes.SweepPosition, row string) changes.SweepPosition {
+				move := func(p changes.SweepPosition, row string, end bool) changes.SweepPosition {
 					t.Helper()
-					p, ok, err := changes.MoveSweep(t.Context(), env.Client, p, row, false, time.Minute)
+					p, ok, err := changes.MoveSweep(t.Context(), env.Client, p, row, end, time.Minute)
 					if err != nil || !ok {
 						t.Fatal(ok, err)
 					}
 					return p
 				}
-				p := move(at(), "")
+				p := move(at(), "", false)
 				if tt.meanwhile != nil {
 					<-time.After(time.Second)
 					other := p
 					other.Missed = tt.meanwhile.Missed
-					move(other, tt.meanwhile.Row)
+					move(other, tt.meanwhile.Row, tt.meanwhile.Complete)
 				}
 				p.Missed = tt.missed
 				j := &journal{search: Search{Client: c}}
@@ -292,5 +294,100 @@ func TestHandlerOfPattern(t *testing.T) {
 		if weak != errors.Is(err, txn.ErrInvalid) || weak && !strings.Contains(err.Error(), want) || !weak && len(h.txnOptions) != 3 {
 			t.Errorf("weak: %t: %+v, %v", weak, h, err)
 		}
+	}
+}
+
+// TestChecksOfACell: what a check leaves: a removal once every observer is up to date, nothing while one has to run again,
+// and a skip while only workers elsewhere have something to do, or the cell is damaged. It tells a finder once that
+// another worker was faster.
+func TestChecksOfACell(t *testing.T) {
+	type left struct {
+		runs, met, removals int
+		skip                time.Duration // 0: none; 1: as long as the pause, or longer
+		again               [2]time.Duration
+	}
+	second, minute, long := [2]time.Duration{time.Second / 2, time.Second}, [2]time.Duration{59 * time.Second, time.Minute}, [2]time.Duration{5 * time.Minute, 10 * time.Minute}
+	for name, tt := range map[string]struct {
+		elsewhere, damaged, silent bool    // silent: Bigtable does not answer the second observer
+		first                      error   // of the first observer
+		want                       [2]left // after each check
+	}{
+		"up to date":          {want: [2]left{{runs: 2, removals: 1}, {runs: 2, met: 1, removals: 2}}},
+		"elsewhere":           {elsewhere: true, want: [2]left{{runs: 2, skip: registryMaxAge}, {runs: 2, met: 1, skip: registryMaxAge}}},
+		"elsewhere, and here": {elsewhere: true, silent: true, want: [2]left{{runs: 1, again: second}, {runs: 1, met: 1, again: second}}},
+		"snoozed":             {first: Snooze(time.Minute), want: [2]left{{runs: 2, again: minute}, {runs: 2, met: 1, again: minute}}},
+		"damaged":             {damaged: true, want: [2]left{{skip: 1, again: long}, {skip: 1, again: long}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var opts []txntest.Option
+			if tt.damaged {
+				opts = append(opts, txntest.WithoutCheck())
+			}
+			inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults) {
+				column := txn.Column{Family: "f", Qualifier: "q"}
+				cell := txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
+				w, err := NewWorker(c, Config{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got left
+				observer := ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error { got.runs++; return nil })
+				snoozing := ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error { got.runs++; return tt.first })
+				if err := errors.Join(w.Handle("a", "t", column, snoozing), w.Handle("b", "t", column, observer, Timeout(10*time.Second)), w.Register(t.Context())); err != nil {
+					t.Fatal(err)
+				}
+				if tt.elsewhere {
+					if err := changes.RegisterObserver(t.Context(), c, "t", column, "c", false); err != nil {
+						t.Fatal(err)
+					}
+				}
+				changed, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+					tx.Table("t").Set("r", "f", "q", nil)
+					return nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tt.damaged {
+					m := bigtable.NewMutation()
+					m.Set(format.WriteFamily, column.Key(), (changed + 1).Cell(), []byte("damaged"))
+					if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
+						t.Fatal(err)
+					}
+					<-time.After(time.Second)
+				}
+				if tt.silent {
+					n := 0
+					faults.On("each second read", func(c txntest.Call) bool {
+						if c.Step == txntest.StepRead && c.Row == "r" {
+							n++
+						}
+						return c.Step == txntest.StepRead && c.Row == "r" && n%2 == 0
+					}, txntest.Hold, 2)
+				}
+				w.shared = share(w.cfg.Concurrency, w.all())
+				l := newLane(w.all(), 1, 1, &w.later)
+				for n, want := range tt.want {
+					began := time.Now()
+					again := (&check{w, l, task{cell, func() { got.met++ }}}).do(t.Context(), t.Context())
+					got.removals, got.again, got.skip = len(w.cleaner.waiting), want.again, 0
+					if again < want.again[0] || again > want.again[1] {
+						t.Errorf("check %d: again after %v", n, again)
+					}
+					if s, ok := l.skips[cell]; ok {
+						if got.skip = s.until.Sub(began); got.again[0] == long[0] && !s.until.Before(began.Add(again)) {
+							got.skip = 1
+						}
+						if s.upTo < changed || !tt.damaged && s.upTo > changed {
+							t.Errorf("check %d: it skips up to %d, and the change is %d", n, s.upTo, changed)
+						}
+					}
+					if got != want {
+						t.Errorf("check %d: %+v, want %+v", n, got, want)
+					}
+					clear(l.skips)
+				}
+			}, opts...)
+		})
 	}
 }
