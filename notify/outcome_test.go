@@ -90,6 +90,12 @@ func TestNeedOfARun(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 	}
+	for most, want := range map[int]Outcome{-1: "", 0: Parked} { // of 1 hop
+		r := &run{worker: &Worker{cfg: Config{MaxHops: most}}, handler: &handler{id: "o"}, seen: pending(func(*changes.Observation) {})}
+		if got := r.need(); got != want || r.hops() != 1 || (&run{seen: &changes.Observation{}}).hops() != 0 {
+			t.Errorf("at most %d hops: %q, want %q", most, got, want)
+		}
+	}
 }
 
 // TestPauses: they double from the shortest to the longest, after any number of attempts.

@@ -93,7 +93,7 @@ func (r *run) need() Outcome {
 	if !slices.Contains(o.Observers, id) || !o.Pending(id) || len(o.Triggers) == 0 {
 		return Acknowledged
 	}
-	if f, ok := o.Failure(id); ok && f.NotBefore > o.StartTS {
+	if f, _ := o.Failure(id); f.NotBefore > o.StartTS {
 		return Waiting
 	}
 	if most := r.worker.cfg.MaxHops; most >= 0 && r.hops() > most {
@@ -129,7 +129,7 @@ func (r *run) classify(err error) Outcome {
 	case err == nil:
 		return Committed
 	case errors.As(err, &unknown) && unknown.StartTS != r.startTS, errors.As(err, &conflict) && conflict.StartTS != r.startTS:
-		return Failed // the error belongs to another transaction, which the observer made
+		// The error belongs to another transaction, which the observer made.
 	case unknown != nil:
 		return Unknown
 	case errors.As(err, &put):
@@ -147,8 +147,8 @@ func (r *run) classify(err error) Outcome {
 // ownAck reports whether the run conflicted on its acknowledgment: another run has
 // acknowledged the change.
 func (r *run) ownAck(c *txn.ConflictError) bool {
-	col, observer, ok := format.ObserverOf(c.Cell.Column())
-	return ok && observer == r.handler.id && col == r.cell.Column() && c.Cell.Row == r.cell.Row &&
+	col, observer, _ := format.ObserverOf(c.Cell.Column())
+	return observer == r.handler.id && col == r.cell.Column() && c.Cell.Row == r.cell.Row &&
 		c.Cell.Table == r.cell.Table && (c.Reason == format.ConflictWrite || c.Reason == format.ConflictLock)
 }
 
@@ -367,10 +367,7 @@ func (r *run) drop(ctx context.Context) (upToDate bool, again time.Duration) {
 func (r *run) park(ctx context.Context, attempts int) (upToDate bool, again time.Duration) {
 	w, o, text := r.worker, r.seen, r.err.Error()
 	f := r.earlier()
-	d := changes.DeadLetter{Cell: r.cell, Observer: r.handler.id, ChangeTS: o.ChangeTS, Attempts: attempts, FirstTS: f.FirstTS, Error: text}
-	if n := len(o.Triggers); n > 0 {
-		d.TraceParent = o.Triggers[n-1].TraceParent
-	}
+	d := changes.DeadLetter{Cell: r.cell, Observer: r.handler.id, ChangeTS: o.ChangeTS, Attempts: attempts, FirstTS: f.FirstTS, Error: text, TraceParent: o.Triggers[len(o.Triggers)-1].TraceParent}
 	err := changes.Park(ctx, w.client, d)
 	if err == nil && len(o.Observers) > 1 {
 		// The notification may have to stay for the other observers.
