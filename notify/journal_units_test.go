@@ -62,7 +62,7 @@ func others(t *testing.T, env *txntest.Env, n int) {
 	}
 }
 
-// TestPiecesOfASweep: a worker reads the next piece of each table whose turn it is, and lets the others have the next piece
+// TestPiecesOfASweep: a worker reads the next piece of each table whose turn it is, and leaves the next piece to other workers
 // after its part of a day. Other workers leave the piece to it meanwhile. What it cannot read is missed.
 func TestPiecesOfASweep(t *testing.T) {
 	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults) {
@@ -411,7 +411,7 @@ func TestTurns(t *testing.T) {
 			"idle, no other worker":           {share: 1, tables: []string{"t"}, cost: longRead, reads: pending(0, 1, 1), interval: time.Second},
 			"busy":                            {tables: []string{"t"}, busy: true, whole: 36*time.Second - 1, cost: longRead, reads: pending(1, 1, 3), left: 36*time.Second - 1, interval: time.Second},
 			"busy for long":                   {tables: []string{"t"}, busy: true, whole: 36 * time.Second, reads: pending(0, 1, 1), interval: time.Second},
-			"busy for long, others read":      {tables: []string{"t"}, busy: true, whole: 36 * time.Second, cost: longRead, reads: pending(1, 1, 3), asked: []string{"acquire 1m0s"}, left: 24 * time.Second, interval: time.Second},
+			"busy for long, not alone":        {tables: []string{"t"}, busy: true, whole: 36 * time.Second, cost: longRead, reads: pending(1, 1, 3), asked: []string{"acquire 1m0s"}, left: 24 * time.Second, interval: time.Second},
 			"idle, alone, its context ends":   {ctx: ended, tables: []string{"t"}, cost: longRead, free: true, asked: []string{"acquire 1m0s", "release"}, interval: time.Second},
 			"idle for long, another one read": {tables: []string{"t"}, cost: longRead, asked: []string{"acquire 1m0s"}, interval: 12 * time.Second},
 		} {

@@ -298,7 +298,7 @@ func TestHandlerOfPattern(t *testing.T) {
 }
 
 // TestChecksOfACell: what a check leaves: a removal once every observer is up to date, nothing while one has to run again,
-// and a skip while only workers elsewhere have something to do, or the cell is damaged. It tells a finder once that
+// and a skip while only workers elsewhere have something to do, or the cell is damaged. It lets a finder know once that
 // another worker was faster.
 func TestChecksOfACell(t *testing.T) {
 	type left struct {
