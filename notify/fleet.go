@@ -80,7 +80,7 @@ func (f *fleet) learn(workers []admin.Worker, own string, observers []string) {
 	if old {
 		f.seenOld = f.counted
 	}
-	f.old = !f.seenOld.IsZero() && time.Since(f.seenOld) < oldMaxAge
+	f.old = time.Since(f.seenOld) < oldMaxAge
 }
 
 // recount counts the workers again if the next one has died. If some workers die, but not all, then

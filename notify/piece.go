@@ -3,7 +3,6 @@ package notify
 import (
 	"encoding/binary"
 	"math/rand/v2"
-	"slices"
 	"sync"
 
 	"cloud.google.com/go/bigtable"
@@ -16,17 +15,12 @@ type piece struct {
 	resumed bool
 }
 
-func (p piece) rows() bigtable.RowRange {
-	if p.end == "" {
-		return bigtable.InfiniteRange(p.start)
-	}
-	return bigtable.NewRange(p.start, p.end)
-}
+func (p piece) rows() bigtable.RowRange { return bigtable.NewRange(p.start, p.end) }
 
 // turn cuts a piece at a random key and swaps the halves.
 func (p piece) turn() []piece {
 	at := randomKey(p.start, p.end)
-	if p.resumed || at <= p.start || (p.end != "" && at >= p.end) {
+	if p.resumed || at <= p.start {
 		return []piece{p}
 	}
 	return []piece{{p.table, at, p.end, p.resumed}, {p.table, p.start, at, p.resumed}}
@@ -58,12 +52,11 @@ func number(s string) uint64 {
 
 // cutTable cuts a table at keys, which are in order, into at most as many pieces as most.
 func cutTable(table string, keys []string, most int) []piece {
-	keys = slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return k == "" })
 	var cuts []piece
 	start := ""
 	for i := 1; i < most; i++ {
 		at := i * (len(keys) + 1) / most
-		if at == 0 || at > len(keys) || keys[at-1] <= start {
+		if at == 0 || keys[at-1] <= start {
 			continue
 		}
 		cuts = append(cuts, piece{table: table, start: start, end: keys[at-1]})

@@ -90,7 +90,6 @@ func (w *Worker) Handle(id, table string, column txn.Column, o Observer, opts ..
 		return fmt.Errorf("notify: observer %q of column %s: %w", id, h.target, err)
 	}
 	w.handlers[h.target] = append(w.handlers[h.target], h)
-	slices.SortFunc(w.handlers[h.target], func(a, b *handler) int { return strings.Compare(a.id, b.id) })
 	return nil
 }
 
