@@ -91,10 +91,7 @@ func (l *lane) skip(cell txn.Cell, upTo tso.Timestamp, d time.Duration) {
 func (l *lane) skipped(n changes.Notification) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s, ok := l.skips[n.Cell]
-	if !ok {
-		return false
-	}
+	s := l.skips[n.Cell]
 	newer := slices.ContainsFunc(n.Triggers, func(t format.NotifyCell) bool { return t.TS > s.upTo })
 	if newer || time.Now().After(s.until) {
 		delete(l.skips, n.Cell)

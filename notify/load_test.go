@@ -52,6 +52,33 @@ func TestLoad(t *testing.T) {
 	})
 }
 
+// TestLoadAtATime: unless it is configured, 16 loads are under way at the same time.
+func TestLoadAtATime(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		held, at := make(chan struct{}), atomic.Int32{}
+		done := make(chan error, 1)
+		go func() {
+			n, err := notify.Load(t.Context(), env.Client, numbers(40, nil), func(context.Context, *txn.Txn, int) error {
+				at.Add(1)
+				<-held
+				return nil
+			}, notify.LoadConfig{})
+			if n != 40 {
+				t.Errorf("%d loaded", n)
+			}
+			done <- err
+		}()
+		pass(time.Second)
+		if n := at.Load(); n != 16 {
+			t.Errorf("%d loads at the same time, want 16", n)
+		}
+		close(held)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestLoadStops: after an error Load begins no other transaction, and the error names the
 // document.
 func TestLoadStops(t *testing.T) {

@@ -3,10 +3,12 @@ package notify
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -170,6 +172,7 @@ type recordedLocks struct {
 	asked []string
 	free  bool
 	err   error
+	slow  time.Duration
 }
 
 func (l *recordedLocks) note(format string, args ...any) {
@@ -179,6 +182,7 @@ func (l *recordedLocks) note(format string, args ...any) {
 }
 
 func (l *recordedLocks) Acquire(_ context.Context, name, owner string, ttl time.Duration) (bool, tso.Holder, error) {
+	<-time.After(l.slow)
 	l.note("acquire %s %s %v", name, owner, ttl)
 	return l.free, tso.Holder{}, l.err
 }
@@ -195,10 +199,18 @@ func (l *recordedLocks) Release(ctx context.Context, name, owner string) error {
 func TestAdvisoryLocks(t *testing.T) {
 	cell := txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "q"}
 	synctest.Test(t, func(t *testing.T) {
-		locks := &recordedLocks{began: time.Now(), free: true}
+		locks := &recordedLocks{began: time.Now(), free: true, slow: 3 * time.Second}
 		l := locker{locks: locks, owner: "me", ttl: 30 * time.Second}
+		release := l.hold(t.Context(), cell)
+		<-time.After(11 * time.Second)
+		release() // not before the renewal has ended
+		if want := []string{"13s acquire run/t/r/f:q me 30s", "13s release run/t/r/f:q me true <nil>"}; !slices.Equal(locks.asked, want) {
+			t.Errorf("asked %q, want %q", locks.asked, want)
+		}
+		locks = &recordedLocks{began: time.Now(), free: true}
+		l.locks = locks
 		ctx, cancel := context.WithCancel(t.Context())
-		release := l.hold(ctx, cell)
+		release = l.hold(ctx, cell)
 		cancel()
 		<-time.After(25 * time.Second)
 		release()
@@ -311,6 +323,84 @@ func TestUnknownFleet(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
+	f := fleet{next: "w"}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if f.recount(ended, Search{Client: env.Client, Logger: slog.New(slog.DiscardHandler)}); f != (fleet{next: "w"}) {
+		t.Errorf("the next worker cannot be read, and it counts all: %+v", f)
+	}
+	if _, err := firstSweepAfter(t.Context(), c); !errors.Is(err, txn.ErrClosed) {
+		t.Errorf("the client is closed: %v", err)
+	}
+}
+
+// TestCountsOfAFleet: a worker counts the workers every ten seconds, and before that if the next one is gone. The first
+// sweep waits for the client that reads schemas most rarely.
+func TestCountsOfAFleet(t *testing.T) {
+	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults) {
+		others(t, env, 1)
+		if err := changes.Announce(t.Context(), env.NewClient(txn.Config{TokenTTL: time.Hour, SchemaMaxAge: 3 * time.Hour}), []string{"o"}); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := firstSweepAfter(t.Context(), c); after != 7*time.Hour || err != nil {
+			t.Errorf("the first sweep begins after %v, %v", after, err)
+		}
+		var f fleet
+		s := Search{Client: c, Observers: []string{"o"}, Logger: slog.New(slog.DiscardHandler)}
+		for _, tt := range []struct {
+			pause     time.Duration
+			recount   bool
+			next      string // if set, there is none with this name
+			requests  int
+			wantShare int
+		}{{0, false, "", 1, 2}, {0, false, "", 0, 2}, {workersMaxAge - 1, true, "", 1, 2}, {1, false, "", 1, 2}, {workersMaxAge, true, "gone", 2, 2}, {workersMaxAge, true, "-", 0, 1}} {
+			<-time.After(tt.pause)
+			faults.Reset()
+			switch tt.next {
+			case "-":
+				f = fleet{share: 1}
+			case "gone":
+				f.next = "gone"
+			}
+			if tt.recount {
+				f.recount(t.Context(), s)
+			} else {
+				f.count(t.Context(), s)
+			}
+			if n := faults.Count()[txntest.StepToken]; n != tt.requests || f.share != tt.wantShare || (f.next == "") != (tt.next == "-") || f.next == "gone" {
+				t.Errorf("%+v: %d requests, %+v", tt, n, f)
+			}
+		}
+	})
+}
+
+// TestLocksOfWorkers: a worker uses the locks of its configuration, or else those of the oracle, if they are cheap.
+// A long name is replaced by its hash.
+func TestLocksOfWorkers(t *testing.T) {
+	env := txntest.New(t)
+	own := &recordedLocks{}
+	for _, tt := range []struct {
+		cfg  Config
+		want tso.Locks
+	}{{Config{Locks: own}, own}, {Config{Locks: own, NoLocks: true}, nil}, {Config{NoLocks: true}, nil}, {Config{}, nil}} {
+		if l := newLocker(env.Client, tt.cfg); l.locks != tt.want || l.wanted() != (tt.want != nil) || len(l.owner) < 26 {
+			t.Errorf("%+v: %+v", tt.cfg, l)
+		}
+	}
+	cell := txn.Cell{Table: "t", Family: "f", Qualifier: "q"}
+	for _, n := range []int{1, maxLockName - len("run/t//f:q"), maxLockName - len("run/t//f:q") + 1} {
+		cell.Row = strings.Repeat("r", n)
+		want := "run/" + cell.String()
+		if len(want) > maxLockName {
+			want = fmt.Sprintf("run/t/%x", sha256.Sum256([]byte(want)))
+		}
+		if got := lockName(cell); got != want {
+			t.Errorf("%d bytes: %s, want %s", n, got, want)
+		}
+	}
+	if o := TriggerOf(t.Context()); o != nil {
+		t.Errorf("outside of a run: %+v", o)
+	}
 }
 
 // TestOfferDuringACheck: a cell that is offered while it is checked is checked again, once, and then the lane has
@@ -335,6 +425,28 @@ func TestOfferDuringACheck(t *testing.T) {
 	if checks != 2 || met != 0 || l.busy(cell) || len(l.cells) != 0 {
 		t.Errorf("%d checks, busy: %t", checks, l.busy(cell))
 	}
+	synctest.Test(t, func(t *testing.T) { // not if the worker stops meanwhile. If it has to be checked later, it joins the hints then
+		later.open()
+		defer later.close()
+		ctx, cancel := context.WithCancel(t.Context())
+		checks = 0
+		l.check = func(ctx, _ context.Context, _ *lane, task task) time.Duration {
+			checks++
+			cancel()
+			l.offer(ctx, task, false)
+			return time.Second
+		}
+		l.process(ctx, ctx, task{cell, nil})
+		clear(l.cells)
+		<-time.After(time.Second - 1)
+		if synctest.Wait(); checks != 1 || len(l.queue) != 0 {
+			t.Errorf("%d checks, %d cells wait", checks, len(l.queue))
+		}
+		<-time.After(1)
+		if synctest.Wait(); len(l.queue) != 1 || len(l.found) != 0 {
+			t.Errorf("after the pause %d cells wait, %d are found", len(l.queue), len(l.found))
+		}
+	})
 }
 
 // TestMissingTables: a table is missing if it does not exist, or is not transactional. The worker says so once.

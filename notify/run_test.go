@@ -1,9 +1,11 @@
 package notify_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -543,12 +545,19 @@ func TestFinderErrors(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
+		var logged bytes.Buffer // not that the finder starts again
+		log := slog.New(slog.NewTextHandler(&logged, nil))
 		for _, bad := range []*notify.Scanner{{Threads: -1}, {Pieces: -1}, {MinInterval: -1}, {MinInterval: time.Hour}} {
-			w := newWorker(t, env.Client, notify.Config{Finder: bad})
+			w := newWorker(t, env.Client, notify.Config{Finder: bad, Logger: log})
 			handle(t, w, "o", input, observeEffect)
-			if err := w.Run(t.Context()); !errors.Is(err, txn.ErrInvalid) {
-				t.Errorf("%+v: %v", bad, err)
+			if err := w.Run(t.Context()); !errors.Is(err, txn.ErrInvalid) || logged.Len() > 0 {
+				t.Errorf("%+v: %v, logged %s", bad, err, &logged)
 			}
+		}
+		w = newWorker(t, env.Client, notify.Config{Finder: &failingFinder{fail: 1, err: txn.ErrClosed}, Logger: log})
+		handle(t, w, "o", input, observeEffect)
+		if err := w.Run(t.Context()); !errors.Is(err, txn.ErrClosed) || logged.Len() > 0 {
+			t.Errorf("%v, logged %s", err, &logged)
 		}
 	})
 }

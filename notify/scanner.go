@@ -190,7 +190,7 @@ func isMissing(ctx context.Context, s Search, missing *sync.Map, table string, e
 	if status.Code(err) != codes.NotFound && !errors.Is(err, txn.ErrNotInitialized) {
 		return false
 	}
-	if _, known := missing.LoadOrStore(table, true); !known {
+	if _, known := missing.LoadOrStore(table, nil); !known {
 		s.Logger.WarnContext(ctx, "a table with observers is missing; the next sweep tries it again", "table", table, "error", err)
 	}
 	return true

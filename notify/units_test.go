@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -113,15 +115,83 @@ func TestRegistryOfOrphans(t *testing.T) {
 			}
 		}
 		unknown("a table that does not exist", t.Context(), "none")
+		if _, ok := o.registry(t.Context(), "t"); !ok {
+			t.Error("the registry is unknown")
+		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		o.turn <- struct{}{}
 		unknown("another goroutine reads", ended, "t")
 		<-o.turn
+		<-time.After(registryMaxAge)
+		o.client = env.NewClient(txn.Config{TokenTTL: -1, Oracle: silentOracle{env.Oracle()}})
+		unknown("the oracle does not answer", t.Context(), "t")
+		o.client = c
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		unknown("the client is closed", t.Context(), "t")
+	})
+}
+
+// silentOracle has no timestamps.
+type silentOracle struct{ tso.Oracle }
+
+func (silentOracle) Timestamp(context.Context) (tso.Timestamp, error) {
+	return 0, errors.New("no timestamp on purpose")
+}
+
+// TestOrphans: a worker removes the notification and the failures of a column that no observer watches. It does not take
+// them, and leaves those of other workers.
+func TestOrphans(t *testing.T) {
+	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, _ *txntest.Faults) {
+		observed(t, env.Client)
+		tel, err := newTelemetry(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		clean := newCleaner(c, nil, nil)
+		in := &intake{client: c, lanes: map[target]*lane{}, orphans: newOrphans(c, slog.New(slog.DiscardHandler), clean), telemetry: &tel}
+		watched, orphan := notificationOf("r", 1), notificationOf("r", 1)
+		orphan.Cell.Qualifier = "orphan"
+		orphan.Failures = map[string]format.Failure{"gone": {}}
+		missing := orphan
+		missing.Cell.Table = "none"
+		for _, n := range []changes.Notification{watched, orphan, missing} {
+			if in.offer(t.Context(), n, nil) || in.hint(t.Context(), n.Cell) {
+				t.Errorf("%s is taken", n.Cell)
+			}
+		}
+		if len(clean.waiting) != 1 || clean.waiting[0].Cell != orphan.Cell || clean.waiting[0].UpTo == 0 || !slices.Equal(clean.waiting[0].Failures, []string{"gone"}) {
+			t.Errorf("it removes %+v", clean.waiting)
+		}
+	})
+}
+
+// TestCleanerCounts: a cleaner counts what it has removed, and not what it could not remove.
+func TestCleanerCounts(t *testing.T) {
+	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, _ *txntest.Faults) {
+		observed(t, env.Client, "r")
+		now, err := c.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var logged bytes.Buffer
+		var cleared atomic.Int64
+		clean := newCleaner(c, slog.New(slog.NewTextHandler(&logged, nil)), &cleared)
+		for _, closed := range []int{0, 1} {
+			if closed == 1 {
+				if err := c.Close(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			clean.start(t.Context())
+			clean.add(changes.Cleared{Cell: notificationOf("r").Cell, UpTo: now})
+			clean.stop()
+			if n := cleared.Load(); n != 1 || strings.Count(logged.String(), "\n") != closed {
+				t.Errorf("the client is closed: %d; %d cells were removed, logged %s", closed, n, &logged)
+			}
+		}
 	})
 }
 
@@ -271,9 +341,62 @@ func TestCounterRefuses(t *testing.T) {
 		other.Row = "other"
 		n, rerr := counter.Read(t.Context(), tx.Table("t"), "k")
 		for name, err := range map[string]error{"Add": counter.Add(t.Context(), tx, "k", 1), "Read": rerr, "Observe": counter.Observe(t.Context(), tx, shard), "of another row": counter.Observe(t.Context(), tx, other)} {
-			if !errors.Is(err, txn.ErrInvalid) || n != 0 {
+			if !errors.Is(err, txn.ErrInvalid) || n != 0 || strings.Contains(err.Error(), "is not one of its shards") != (name == "of another row") {
 				t.Errorf("%s: %v, %d", name, err, n)
 			}
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, err := range []error{counter.Add(ended, tx, "new", 1), counter.Observe(ended, tx, txn.Cell{Table: "t", Row: shardRow("new", 0)})} {
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("its context has ended: %v", err)
+			}
+		}
+		for cell := range tx.Writes() {
+			t.Errorf("it writes %v", cell)
+		}
+		if n, err := counter.Read(ended, tx.Table("t"), "new"); !errors.Is(err, context.Canceled) || n != 0 {
+			t.Errorf("its context has ended: %d, %v", n, err)
+		}
+	})
+}
+
+// TestFolds: an observer of a counter writes the sum, and how much of each shard is in it, and no other cell. The shard
+// of a key is no count of a key with its name.
+func TestFolds(t *testing.T) {
+	inTable(t, func(t *testing.T, _ *txntest.Env, c *txn.Client, _ *txntest.Faults) {
+		counter := Counter{Table: "t", Family: "f", Qualifier: "n", Shards: 2}
+		cell := func(row, qualifier string) txn.Cell {
+			return txn.Cell{Table: "t", Row: row, Family: "f", Qualifier: qualifier}
+		}
+		first, second := shardRow("k", 0), shardRow("k", 1)
+		if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			for at, n := range map[txn.Cell]int64{cell("k", "n"): 10, cell(first, "n.added"): 7, cell(first, "n.folded"): 7, cell(second, "n.added"): 5, cell(second, "n.folded"): 2} {
+				tx.Table("t").Set(at.Row, at.Family, at.Qualifier, encodeCount(n))
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		tx, err := c.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if n, err := counter.Read(t.Context(), tx.Table("t"), second); n != 0 || err != nil {
+			t.Errorf("a key with the name of a shard: %d, %v", n, err)
+		}
+		if err := counter.Observe(t.Context(), tx, cell(second, "n.added")); err != nil {
+			t.Error(err)
+		}
+		got := map[txn.Cell]int64{}
+		for at, w := range tx.Writes() {
+			if got[at], err = decodeCount(at, w); err != nil {
+				t.Error(err)
+			}
+		}
+		if d := cmp.Diff(map[txn.Cell]int64{cell("k", "n"): 13, cell(second, "n.folded"): 5}, got); d != "" {
+			t.Errorf("writes (-want +got):\n%s", d)
 		}
 	})
 }
