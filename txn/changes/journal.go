@@ -79,7 +79,7 @@ func Pending(ctx context.Context, client *txn.Client, tables []string, n, of int
 			}
 			return true
 		})
-		if err != nil && !s.stopped {
+		if err != nil {
 			yield(Notification{}, err)
 		}
 	}
@@ -132,7 +132,7 @@ func (s *journalScan) look(ctx context.Context, table string, entries []journal.
 			}
 		}
 	}
-	if err != nil && !s.stopped {
+	if err != nil {
 		s.fail(table, err)
 	}
 	if err != nil || s.stopped {

@@ -100,6 +100,9 @@ func TestClearedExactly(t *testing.T) {
 	}
 }
 
+// sameHash are tables whose journal entries are in the same rows.
+var sameHash = []string{"t26821", "t49091"}
+
 // TestEnteredRows: each row that the journal names is returned once, in order, and only those of the table.
 func TestEnteredRows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -107,7 +110,7 @@ func TestEnteredRows(t *testing.T) {
 		cell := func(table, row, qualifier string) txn.Cell {
 			return txn.Cell{Table: table, Row: row, Family: "f", Qualifier: qualifier}
 		}
-		for _, table := range []string{"a", "b"} {
+		for _, table := range sameHash {
 			env.CreateTable(table, "f")
 			if err := changes.RegisterObserver(t.Context(), env.Client, table, cell("", "", "q").Column(), "o", false); err != nil {
 				t.Fatal(err)
@@ -117,10 +120,10 @@ func TestEnteredRows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := changes.Enter(t.Context(), env.Client, ts, cell("a", "y", "q"), cell("a", "x", "q"), cell("a", "y", "p"), cell("b", "z", "q")); err != nil {
+		if err := changes.Enter(t.Context(), env.Client, ts, cell(sameHash[0], "y", "q"), cell(sameHash[0], "x", "q"), cell(sameHash[0], "y", "p"), cell(sameHash[1], "z", "q")); err != nil {
 			t.Fatal(err)
 		}
-		for table, want := range map[string]bigtable.RowList{"a": {"x", "y"}, "b": {"z"}, "c": nil} {
+		for table, want := range map[string]bigtable.RowList{sameHash[0]: {"x", "y"}, sameHash[1]: {"z"}, "c": nil} {
 			if got, err := changes.EnteredRows(t.Context(), env.Client, table); err != nil || !slices.Equal(got, want) {
 				t.Errorf("%s: %v, %v", table, got, err)
 			}
@@ -270,7 +273,7 @@ func TestUnfinishedAt(t *testing.T) {
 func TestPendingOfTables(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
-		for _, table := range []string{"a", "b"} {
+		for _, table := range sameHash {
 			env.CreateTable(table, "f")
 			for _, id := range []string{"z", "o"} {
 				if err := changes.RegisterObserver(t.Context(), env.Client, table, observedCell.Column(), id, false); err != nil {
@@ -282,7 +285,7 @@ func TestPendingOfTables(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		for _, tables := range [][]string{{"a"}, {"b"}, {"a", "b"}} {
+		for _, tables := range [][]string{sameHash[:1], sameHash[1:], sameHash} {
 			var found []string
 			for n, err := range changes.Pending(t.Context(), env.Client, tables, 0, 1) {
 				if err != nil {
@@ -301,7 +304,7 @@ func TestPendingOfTables(t *testing.T) {
 		}
 		defer tx.Rollback()
 		cell := observedCell
-		cell.Table = "a"
+		cell.Table = sameHash[0]
 		if o, err := changes.Observe(t.Context(), tx, cell); err != nil || !slices.Equal(o.Observers, []string{"o", "z"}) {
 			t.Errorf("%+v, %v", o, err)
 		}
