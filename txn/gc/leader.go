@@ -65,8 +65,8 @@ func (r leader) lead(ctx context.Context) error {
 		return err
 	}
 	r.setStreams(r.cfg.Rate)
-	for _, name := range tables {
-		r.measure.page(ctx, name, Counts{})
+	for _, t := range tables {
+		r.measure.page(ctx, t.Name, Counts{})
 	}
 	if err := r.phase(ctx, "wait for the fence", func(ctx context.Context) error { return r.fence(ctx, published) }); err != nil {
 		return err
@@ -81,11 +81,7 @@ func (r leader) lead(ctx context.Context) error {
 		}
 		return r.goOn(ctx)
 	}
-	parts, err := divide(ctx, r.run, tables, position{})
-	if err != nil {
-		return err
-	}
-	if err := r.enter(ctx, recordpb.GarbageRun_PHASE_LOCKS, parts); err != nil {
+	if err := r.enter(ctx, recordpb.GarbageRun_PHASE_LOCKS, divide(ctx, r.run, tables, position{})); err != nil {
 		return err
 	}
 	return r.goOn(ctx)
@@ -106,15 +102,13 @@ func (r leader) next(p tso.Timestamp) (changed, resumes, done bool) {
 }
 
 // resume leads an interrupted run.
-func (r leader) resume(ctx context.Context, tables []string) (err error) {
+func (r leader) resume(ctx context.Context, tables []*store.Table) (err error) {
 	r.adopt()
 	parts := r.state.Parts
 	if !r.state.Divided {
 		// It is of a release that does not know parts.
 		row := string(r.state.Row)
-		if parts, err = divide(ctx, r.run, tables, position{r.state.Table, store.AllAfter(row).Ranges[0].Start}); err != nil {
-			return err
-		}
+		parts = divide(ctx, r.run, tables, position{r.state.Table, store.AllAfter(row).Ranges[0].Start})
 	}
 	if err = r.update(ctx, func(g *recordpb.GarbageRun) error { return r.resumed(g, parts) }); err != nil {
 		return err
@@ -166,11 +160,7 @@ func (r leader) goOn(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		parts, err := divide(ctx, r.run, tables, position{})
-		if err != nil {
-			return err
-		}
-		if err := r.enter(ctx, recordpb.GarbageRun_PHASE_COLLECT, parts); err != nil {
+		if err := r.enter(ctx, recordpb.GarbageRun_PHASE_COLLECT, divide(ctx, r.run, tables, position{})); err != nil {
 			return err
 		}
 		return r.goOn(ctx)

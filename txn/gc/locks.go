@@ -49,19 +49,19 @@ func (l *lockResolver) blocked() error {
 
 // part resolves the locks of a part. It waits for live transactions up to LockWait, and never
 // rolls them back.
-func (l *lockResolver) part(ctx context.Context, tables []string, w *work) error {
+func (l *lockResolver) part(ctx context.Context, tables []*store.Table, w *work) error {
 	r := l.run
 	for pause := r.client.Store.Config.Backoff.Start(); ; {
 		live := &BlockedError{}
-		for _, name := range tables {
-			rows := w.rows(name)
+		for _, t := range tables {
+			rows := w.rows(t.Name)
 			if rows.Empty() {
 				continue
 			}
 			r.mu.Lock()
-			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Total: r.report.Total})
+			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: t.Name, Total: r.report.Total})
 			r.mu.Unlock()
-			if err := l.resolvePart(ctx, name, rows.Request(false), live); err != nil {
+			if err := l.resolvePart(ctx, t.Name, rows.Request(false), live); err != nil {
 				return err
 			}
 		}

@@ -183,11 +183,7 @@ func (r *run) plan(ctx context.Context) error {
 		r.report.Nothing, r.report.Finished = true, true
 		return nil
 	}
-	parts, err := divide(ctx, r, tables, position{})
-	if err != nil {
-		return err
-	}
-	for _, p := range parts {
+	for _, p := range divide(ctx, r, tables, position{}) {
 		r.works = append(r.works, &work{part: p, at: position{p.Table, string(p.Row)}})
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -202,13 +198,13 @@ func (r *run) plan(ctx context.Context) error {
 
 // openTables opens every transactional table before anything is changed. Opening
 // verifies the table's families, if the client has an admin client.
-func (r *run) openTables(ctx context.Context) ([]string, error) {
+func (r *run) openTables(ctx context.Context) ([]*store.Table, error) {
 	names, err := r.client.TableNames(ctx)
 	if err != nil {
 		return nil, err
 	}
 	slices.Sort(names)
-	var there []string
+	var there []*store.Table
 	for _, name := range names {
 		t, err := r.client.Table(ctx, name)
 		if err == nil {
@@ -223,28 +219,24 @@ func (r *run) openTables(ctx context.Context) ([]string, error) {
 		case err != nil:
 			return nil, err
 		default:
-			there = append(there, name)
+			there = append(there, t)
 		}
 	}
 	return there, nil
 }
 
 // part reads a part, page by page, and calls do with each page.
-func (r *run) part(ctx context.Context, tables []string, w *work, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
-	for i, name := range tables {
-		rows := w.rows(name)
+func (r *run) part(ctx context.Context, tables []*store.Table, w *work, do func(context.Context, *store.Table, []bigtable.Row, *Counts) error) error {
+	for i, t := range tables {
+		rows := w.rows(t.Name)
 		if rows.Empty() {
 			continue
-		}
-		t, err := r.client.Table(ctx, name)
-		if err != nil {
-			return err
 		}
 		s, err := t.Schema.Fresh(ctx)
 		if err != nil {
 			return err
 		}
-		r.collected(ctx, w, position{name, rows.Ranges[0].Start}, name, Counts{})
+		r.collected(ctx, w, position{t.Name, rows.Ranges[0].Start}, t.Name, Counts{})
 		err = r.pages(ctx, t, rows, r.rules.filter(s.Families), func(page []bigtable.Row, left store.RowSet) error {
 			done := Counts{Rows: int64(len(page))}
 			if len(page) > 0 {
@@ -252,16 +244,16 @@ func (r *run) part(ctx context.Context, tables []string, w *work, do func(contex
 					return err
 				}
 			}
-			next := position{name, ""}
+			next := position{t.Name, ""}
 			switch {
 			case !left.Empty():
 				next.row = left.Ranges[0].Start
 			case i+1 < len(tables):
-				next.table = tables[i+1]
+				next.table = tables[i+1].Name
 			default:
 				next.row = w.at.row
 			}
-			r.collected(ctx, w, next, name, done)
+			r.collected(ctx, w, next, t.Name, done)
 			return nil
 		})
 		if err != nil {

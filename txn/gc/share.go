@@ -74,23 +74,19 @@ func (w *work) rows(table string) store.RowSet {
 // where they end, or several if there are many. The parts leave out nothing, not even tables that
 // do not exist yet. A run with a rate that one stream reads is one part: other collectors would
 // only wait for the rate.
-func divide(ctx context.Context, r *run, tables []string, from position) ([]*recordpb.GarbageRun_Part, error) {
+func divide(ctx context.Context, r *run, tables []*store.Table, from position) []*recordpb.GarbageRun_Part {
 	starts := []position{from}
-	for _, name := range tables {
-		if name < from.table || r.streams == 1 {
+	for _, t := range tables {
+		if t.Name < from.table || r.streams == 1 {
 			continue
 		}
-		t, err := r.client.Table(ctx, name)
-		if err != nil {
-			return nil, err
-		}
 		for _, tablet := range t.Tablets(ctx, store.AllAfter("")) {
-			if at := (position{name, tablet.Ranges[0].Start}); at.compare(from) > 0 {
+			if at := (position{t.Name, tablet.Ranges[0].Start}); at.compare(from) > 0 {
 				starts = append(starts, at)
 			}
 		}
 	}
-	return partsFrom(atMost(starts), position{}), nil
+	return partsFrom(atMost(starts), position{})
 }
 
 // atMost leaves out starts if there are more than maxParts.
