@@ -1,12 +1,15 @@
 package gc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +30,7 @@ type leaseLog struct {
 	mu     sync.Mutex
 	asked  []string
 	answer func(n int) (bool, tso.Holder, error)
+	asking atomic.Bool // for the lease
 }
 
 func (l *leaseLog) note(ctx context.Context, format string, args ...any) int {
@@ -38,10 +42,15 @@ func (l *leaseLog) note(ctx context.Context, format string, args ...any) int {
 }
 
 func (l *leaseLog) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, tso.Holder, error) {
+	l.asking.Store(true)
+	defer l.asking.Store(false)
 	return l.answer(l.note(ctx, "acquire %s %s %v", name, owner, ttl))
 }
 
 func (l *leaseLog) Release(ctx context.Context, name, owner string) error {
+	if l.asking.Load() {
+		l.note(ctx, "too early:")
+	}
 	l.note(ctx, "release %s %s %v", name, owner, ctx.Err())
 	return nil
 }
@@ -49,9 +58,10 @@ func (l *leaseLog) Release(ctx context.Context, name, owner string) error {
 // TestLease: a collector renews its lease three times before that would end, also after an error, until it releases the
 // lease or another one has it. Then its context ends.
 func TestLease(t *testing.T) {
-	c := &recovery.Resolver{Store: &store.Store{Log: slog.New(slog.DiscardHandler)}}
 	for _, taken := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
+			var logged bytes.Buffer
+			c := &recovery.Resolver{Store: &store.Store{Log: slog.New(slog.NewTextHandler(&logged, nil))}}
 			ttl := gctime.LeaseTTL()
 			locks := &leaseLog{began: time.Now(), answer: func(n int) (bool, tso.Holder, error) {
 				switch {
@@ -59,6 +69,9 @@ func TestLease(t *testing.T) {
 					return false, tso.Holder{}, errors.New("broken on purpose")
 				case n == 4 && taken:
 					return false, tso.Holder{Owner: "you", Left: time.Second}, nil
+				case n == 5: // while it is released
+					<-time.After(ttl / 6)
+					return false, tso.Holder{}, errors.New("broken on purpose")
 				}
 				return true, tso.Holder{Owner: "me"}, nil
 			}}
@@ -77,6 +90,9 @@ func TestLease(t *testing.T) {
 			if errors.As(err, &busy) != taken || taken && *busy != (BusyError{Holder: "you", Left: time.Second, Lost: true}) || !taken && err != ended || l.explain(nil) != nil {
 				t.Errorf("taken: %t, explained as %v", taken, err)
 			}
+			if !taken {
+				<-time.After(ttl / 4)
+			}
 			over, stop := context.WithCancel(t.Context())
 			stop()
 			l.release(over)
@@ -85,9 +101,19 @@ func TestLease(t *testing.T) {
 			}
 			<-time.After(ttl)
 			acquire := fmt.Sprintf("acquire gc me %v for %v", ttl, ttl/3)
-			want := []string{"1: " + acquire, "2: " + acquire, "3: " + acquire, "4: " + acquire, "4: release gc me <nil> for 2s"}
+			want := []string{"1: " + acquire, "2: " + acquire, "3: " + acquire, "4: " + acquire}
+			if !taken {
+				want = append(want, "5: "+acquire)
+			}
+			want = append(want, fmt.Sprintf("%d: release gc me <nil> for 2s", len(want)))
 			if !slices.Equal(locks.asked, want) {
 				t.Errorf("asked %q, want %q", locks.asked, want)
+			}
+			if n := strings.Count(logged.String(), "renewing the lease"); n != 1 {
+				t.Errorf("logged %d times: %s", n, &logged)
+			}
+			if err := l.explain(ended); !taken && err != ended {
+				t.Errorf("released, explained as %v", err)
 			}
 		})
 	}

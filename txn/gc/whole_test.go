@@ -14,6 +14,8 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -150,6 +152,15 @@ func TestBusyCollector(t *testing.T) {
 			t.Errorf("excluded twice: %v", err)
 		}
 		release()
+		refused := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if call.Row == "lock/gc" {
+				return status.Error(codes.PermissionDenied, "on purpose")
+			}
+			return nil
+		})...)
+		if r, err := gc.Run(t.Context(), refused, gc.Config{Retention: retention}); r != nil || status.Code(err) != codes.PermissionDenied {
+			t.Errorf("without the lease: %+v, %v", r, err)
+		}
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -191,18 +202,70 @@ func TestHelperWaits(t *testing.T) {
 				t.Errorf("%s, restart: %t: %+v, %v", phase, restart, r, err)
 			}
 		}
-		record.Phase = recordpb.GarbageRun_PHASE_FENCE
-		putRecord(t, env, store.GCRowKey, "run", record)
-		ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
-		defer cancel()
-		if r, err := gc.Run(ctx, env.Client, gc.Config{Retention: retention}); !errors.Is(err, context.DeadlineExceeded) || !r.Helped || r.Finished {
-			t.Errorf("its context has ended: %+v, %v", r, err)
+		for _, row := range []string{"bob", "joe", "sue"} {
+			set(t, env.Client, row, "1")
 		}
+		for phase, parts := range map[recordpb.GarbageRun_Phase][]*recordpb.GarbageRun_Part{recordpb.GarbageRun_PHASE_FENCE: nil, recordpb.GarbageRun_PHASE_COLLECT: {{Id: 1}}} {
+			record.Phase, record.Parts, record.Divided = phase, parts, parts != nil
+			putRecord(t, env, store.GCRowKey, "run", record)
+			ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
+			defer cancel()
+			if r, err := gc.Run(ctx, env.Client, gc.Config{Retention: retention}); !errors.Is(err, context.DeadlineExceeded) || !r.Helped || r.Finished || (r.Total.Rows == 3) != (parts != nil) {
+				t.Errorf("%v, its context has ended: %+v, %v", phase, r, err)
+			}
+		}
+		// It leads a run of its own, without the rate of the other one.
+		record.Phase, record.Parts, record.Divided, record.Rate = recordpb.GarbageRun_PHASE_FENCE, nil, false, 1
+		putRecord(t, env, store.GCRowKey, "run", record)
 		time.AfterFunc(time.Minute+time.Second, release)
-		if r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention}); err != nil || !r.Helped || !r.Finished || r.Elapsed != 2*time.Minute+65*time.Second {
-			t.Errorf("%+v, %v", r, err)
+		var pages []int64
+		if r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, Rate: 1000, Progress: func(p gc.Progress) {
+			if p.Phase == gc.PhaseCollect {
+				pages = append(pages, p.Total.Rows)
+			}
+		}}); err != nil || !r.Helped || !r.Finished || r.Elapsed != 2*time.Minute+65*time.Second || !slices.Equal(pages, []int64{3}) {
+			t.Errorf("%+v, pages %v, %v", r, pages, err)
 		}
 	})
+}
+
+// TestHelperLeadsNothing: if a run has ended when its helper gets the lease, so has the helper. If there is another run
+// by then, the helper ends with an error.
+func TestHelperLeadsNothing(t *testing.T) {
+	for _, replaced := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			env := newTable(t)
+			_, release, err := gc.Exclude(t.Context(), env.Client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := gc.ReadStatus(t.Context(), env.Client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_FENCE}
+			putRecord(t, env, store.GCRowKey, "run", record)
+			began := time.Now()
+			var once sync.Once
+			c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+				if call.Row == "lock/gc" && time.Since(began) > 12*time.Second {
+					once.Do(func() {
+						if record.Phase = recordpb.GarbageRun_PHASE_DONE; replaced {
+							record.Owner, record.StartedTs = "you", record.StartedTs+1
+						}
+						putRecord(t, env, store.GCRowKey, "run", record)
+						release()
+					})
+				}
+				return nil
+			})...)
+			r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention})
+			var busy *gc.BusyError
+			if r.Finished == replaced || !r.Helped || r.Elapsed > time.Minute || errors.As(err, &busy) != replaced || replaced && *busy != (gc.BusyError{Holder: "you", Lost: true}) || !replaced && err != nil {
+				t.Errorf("replaced: %t: %+v, %v", replaced, r, err)
+			}
+		})
+	}
 }
 
 // TestBlockedByManyLocks: a run waits for live locks up to LockWait, and then names the first hundred. The
@@ -214,24 +277,12 @@ func TestBlockedByManyLocks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const locks = 103
-		apply := func(change func(*bigtable.Mutation, txn.Cell)) {
-			t.Helper()
-			for i := range locks {
-				cell, m := txn.Cell{Table: "a", Row: fmt.Sprintf("row%03d", i), Family: "f", Qualifier: "q"}, bigtable.NewMutation()
-				change(m, cell)
-				if err := env.Bigtable.Open("a").Apply(t.Context(), cell.Row, m); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		apply(func(m *bigtable.Mutation, cell txn.Cell) {
-			m.Set(format.LockFamily, cell.Column().Key(), began.Cell(), format.EncodeLock(&format.Lock{Cell: cell, Primary: cell, Kind: format.KindPut, StartTS: began, TTL: 10 * time.Hour}))
-		})
+		const locks = 103 // in two parts
+		lockRows(t, env, began, locks)
 		<-time.After(retention + time.Minute)
 		var mu sync.Mutex
 		rows := map[string]bool{}
-		cfg := gc.Config{Retention: retention, Rate: 1000, LockWait: 10 * time.Second, Progress: func(p gc.Progress) {
+		cfg := gc.Config{Retention: retention, LockWait: 10 * time.Second, Progress: func(p gc.Progress) {
 			mu.Lock()
 			defer mu.Unlock()
 			if p.Phase == gc.PhaseLocks {
@@ -239,12 +290,13 @@ func TestBlockedByManyLocks(t *testing.T) {
 			}
 		}}
 		start := time.Now()
-		r, err := gc.Run(t.Context(), env.Client, cfg)
+		c := env.NewClient(txn.Config{TokenTTL: -1, Backoff: txn.Backoff{Min: 7 * time.Second, Max: 7 * time.Second}})
+		r, err := gc.Run(t.Context(), c, cfg)
 		var blocked *gc.BlockedError
 		if !errors.As(err, &blocked) || blocked.Count != locks || len(blocked.Locks) != 100 || blocked.SafePoint != r.SafePoint || r.Locks != (gc.LockCounts{Live: locks}) {
 			t.Fatalf("%+v, %v", r, err)
 		}
-		if took := time.Since(start) - 2*time.Minute; took < cfg.LockWait || took > cfg.LockWait+time.Second {
+		if took := time.Since(start) - 2*time.Minute; took != cfg.LockWait {
 			t.Errorf("it waited for %v", took)
 		}
 		mu.Lock()
@@ -252,7 +304,6 @@ func TestBlockedByManyLocks(t *testing.T) {
 			t.Errorf("progress %v", rows)
 		}
 		mu.Unlock()
-		apply(func(m *bigtable.Mutation, _ txn.Cell) { m.DeleteRow() })
 	})
 }
 

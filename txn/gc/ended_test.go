@@ -1,0 +1,287 @@
+package gc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+// lockRows puts locks of live transactions that started at a time into rows of table a, until the test ends.
+func lockRows(t *testing.T, env *txntest.Env, startTS tso.Timestamp, n int) {
+	t.Helper()
+	var rows []string
+	var muts, unlock []*bigtable.Mutation
+	for i := range n {
+		cell, m := txn.Cell{Table: "a", Row: fmt.Sprintf("row%03d", i), Family: "f", Qualifier: "q"}, bigtable.NewMutation()
+		m.Set(format.LockFamily, cell.Column().Key(), startTS.Cell(), format.EncodeLock(&format.Lock{Cell: cell, Primary: cell, Kind: format.KindPut, StartTS: startTS, TTL: 10 * time.Hour}))
+		gone := bigtable.NewMutation()
+		gone.DeleteRow()
+		rows, muts, unlock = append(rows, cell.Row), append(muts, m), append(unlock, gone)
+	}
+	apply := func(muts []*bigtable.Mutation) {
+		if errs, err := env.Bigtable.Open("a").ApplyBulk(context.WithoutCancel(t.Context()), rows, muts); errs != nil || err != nil {
+			t.Error(errs, err)
+		}
+	}
+	apply(muts)
+	t.Cleanup(func() { apply(unlock) })
+}
+
+// TestWhereARunEnds: when its context ends, a run says what it was doing, and what it has waited for.
+func TestWhereARunEnds(t *testing.T) {
+	const locks = 103
+	lease := func(c txntest.Call) bool { return c.Row == "lock/gc" }
+	removal := func(c txntest.Call) bool { return c.Step == txntest.StepCollect }
+	for _, tt := range []struct {
+		after      time.Duration
+		cfg        gc.Config
+		unanswered func(txntest.Call) bool
+		locked     bool
+		doing      string
+		noReport   bool
+	}{
+		{time.Second, gc.Config{}, lease, false, "gc: taking the lease of garbage collection: ", true},
+		{time.Minute, gc.Config{}, nil, false, "gc: collecting garbage: waiting until every client uses the new safe point; nothing was removed: ", false},
+		{2*time.Minute + 3*time.Second, gc.Config{LockWait: time.Hour, Rate: 1000}, nil, true, "gc: collecting garbage: waiting for live transactions; nothing was removed: ", false},
+		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, "gc: waiting for Config.Rate: ", false},
+		{3 * time.Minute, gc.Config{}, removal, false, "gc: collecting garbage: ", false},
+	} {
+		t.Run(tt.doing, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newTable(t)
+				for _, value := range []string{"1", "2"} {
+					set(t, env.Client, "bob", value)
+					set(t, env.Client, "joe", value)
+				}
+				now, err := env.Client.Timestamp(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if tt.locked {
+					lockRows(t, env, now, locks)
+				}
+				<-time.After(retention + time.Minute)
+				faults := txntest.NewFaults(t)
+				if tt.unanswered != nil {
+					faults.On("unanswered", tt.unanswered, txntest.Crash, 0)
+				}
+				c := env.NewClient(txn.Config{TokenTTL: -1, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}}, faults.DialOptions()...)
+				ctx, cancel := context.WithTimeout(t.Context(), tt.after)
+				defer cancel()
+				tt.cfg.Retention = retention
+				r, err := gc.Run(ctx, c, tt.cfg)
+				if !errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), tt.doing) || (r == nil) != tt.noReport || r != nil && r.Finished {
+					t.Errorf("%+v, %v", r, err)
+				}
+				var blocked *gc.BlockedError
+				if errors.As(err, &blocked) != tt.locked || tt.locked && (blocked.SafePoint != r.SafePoint || blocked.Count != locks || len(blocked.Locks) != 100) {
+					t.Errorf("blocked by %+v", blocked)
+				}
+			})
+		})
+	}
+}
+
+// refusedCounters is a provider of metrics that refuses counters of garbage collection.
+type refusedCounters struct{ noop.MeterProvider }
+
+func (refusedCounters) Meter(string, ...metric.MeterOption) metric.Meter { return refusedMeter{} }
+
+type refusedMeter struct{ noop.Meter }
+
+func (refusedMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	if strings.HasPrefix(name, "percolator.gc.") {
+		return nil, errors.New("on purpose")
+	}
+	return noop.Int64Counter{}, nil
+}
+
+// TestMetricsOfCollectionRefused: without its metrics, nothing of garbage collection begins.
+func TestMetricsOfCollectionRefused(t *testing.T) {
+	env := newTable(t)
+	c := env.NewClient(txn.Config{TokenTTL: -1, MeterProvider: refusedCounters{}})
+	for name, do := range map[string]func() error{
+		"run":  func() error { _, err := gc.Run(t.Context(), c, gc.Config{}); return err },
+		"plan": func() error { _, err := gc.Plan(t.Context(), c, gc.Config{}); return err },
+		"exclude": func() error {
+			_, _, err := gc.Exclude(t.Context(), c)
+			return err
+		},
+	} {
+		if err := do(); err == nil || !strings.HasPrefix(err.Error(), "gc: metrics: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestReplacedRun: once another collector has replaced the record of a run, the run ends at its next change of the
+// record, and names that collector. It leaves the other one's record as it is.
+func TestReplacedRun(t *testing.T) {
+	for _, resumed := range []bool{false, true} {
+		for k, more := 1, true; more; k++ {
+			synctest.Test(t, func(t *testing.T) {
+				env := newTable(t)
+				set(t, env.Client, "bob", "1")
+				set(t, env.Client, "bob", "2")
+				<-time.After(retention + time.Minute)
+				now, err := env.Client.Timestamp(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: "you", SafePoint: int64(now) - retention.Microseconds(), StartedTs: int64(now), Divided: true, Phase: recordpb.GarbageRun_PHASE_COLLECT, Parts: []*recordpb.GarbageRun_Part{{Id: 1}}}
+				if resumed {
+					putRecord(t, env, store.GCRowKey, "run", record)
+				}
+				var mu sync.Mutex
+				n, phase := 0, recordpb.GarbageRun_PHASE_UNSPECIFIED
+				c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+					mu.Lock()
+					defer mu.Unlock()
+					if call.Method != "CheckAndMutateRow" || call.Row != store.GCRowKey || !strings.Contains(fmt.Sprint(call.Request), "run_version") {
+						return nil
+					}
+					if n++; n != k {
+						return nil
+					}
+					// Another run in the same phase.
+					other := storedRun(t, env)
+					phase = other.Phase
+					other.Owner, other.StartedTs, other.Parts, other.Collectors = "you", other.StartedTs+1, nil, nil
+					putRecord(t, env, store.GCRowKey, "run", other)
+					m := bigtable.NewMutation()
+					m.Set(store.DeployFamily, "run_version", 0, []byte("yours"))
+					if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.GCRowKey, m); err != nil {
+						t.Error(err)
+					}
+					return nil
+				})...)
+				r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention})
+				mu.Lock()
+				defer mu.Unlock()
+				more = n >= k
+				var busy *gc.BusyError
+				if !more || k == 1 && !resumed { // a new run replaces any record
+					if err != nil || !r.Finished || r.Resumed != resumed || k < 5 && !resumed && k > 1 {
+						t.Errorf("change %d: %+v, %v", k, r, err)
+					}
+				} else if !errors.As(err, &busy) || *busy != (gc.BusyError{Holder: "you", Lost: true}) || r.Finished {
+					t.Errorf("change %d, in phase %v: %+v, %v", k, phase, r, err)
+				} else if s := storedRun(t, env); s.Owner != "you" || s.Phase != phase || len(s.Collectors) != 0 {
+					t.Errorf("change %d: the record is %v", k, s)
+				}
+			})
+		}
+	}
+}
+
+// storedRun returns the record of the last run.
+func storedRun(t *testing.T, env *txntest.Env) *recordpb.GarbageRun {
+	t.Helper()
+	row, err := env.Bigtable.Open(format.DefaultMetadataTable).ReadRow(t.Context(), store.GCRowKey)
+	if err != nil {
+		t.Error(err)
+	}
+	run := &recordpb.GarbageRun{}
+	for _, item := range row[store.DeployFamily] {
+		if item.Column == store.DeployFamily+":run" {
+			if err := proto.Unmarshal(item.Value, run); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	return run
+}
+
+// TestSafePointPublishedMeanwhile: a run collects at the safe point that another one has published, if that is later than its own.
+func TestSafePointPublishedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t)
+		set(t, env.Client, "bob", "1")
+		<-time.After(retention)
+		set(t, env.Client, "bob", "2")
+		later, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var once sync.Once
+		c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if call.Method == "CheckAndMutateRow" && call.Row == store.GCRowKey {
+				once.Do(func() {
+					putRecord(t, env, store.GCRowKey, "safe-point", &recordpb.SafePoint{FormatVersion: format.Version, Ts: int64(later), PublishedTs: int64(later), RetentionMicros: retention.Microseconds()})
+				})
+			}
+			return nil
+		})...)
+		r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention})
+		if err != nil || r.SafePoint != later || r.Total.Versions != 1 || storedRun(t, env).SafePoint != int64(later) {
+			t.Errorf("%+v, %v; want the safe point %d", r, err, later)
+		}
+	})
+}
+
+// TestRefusedHelper: a collector that waits for its leader ends with the error of a request that is refused.
+func TestRefusedHelper(t *testing.T) {
+	for k, more := 1, true; more; k++ {
+		synctest.Test(t, func(t *testing.T) {
+			env := newTable(t)
+			_, release, err := gc.Exclude(t.Context(), env.Client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release()
+			s, err := gc.ReadStatus(t.Context(), env.Client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			putRecord(t, env, store.GCRowKey, "run", &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_FENCE})
+			var mu sync.Mutex
+			n := -1000
+			var refused *txntest.Call
+			c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if call.Row == "lock/gc" || call.Row == "oracle" && n > 4 { // the lease is tried again
+					return nil
+				}
+				if n++; n != k {
+					return nil
+				}
+				refused = &call
+				return status.Error(codes.PermissionDenied, "on purpose")
+			})...)
+			mu.Lock()
+			n = 0
+			mu.Unlock()
+			ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
+			defer cancel()
+			r, err := gc.Run(ctx, c, gc.Config{Retention: retention})
+			mu.Lock()
+			defer mu.Unlock()
+			if more = refused != nil; more && (status.Code(err) != codes.PermissionDenied || r != nil && r.Finished) {
+				t.Errorf("request %d, %s of row %q, was refused: %+v, %v", k, refused.Step, refused.Row, r, err)
+			} else if !more && (!errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), "gc: waiting for the collector that leads the run: ") || k < 7) {
+				t.Errorf("%d requests: %v", k-1, err)
+			}
+		})
+	}
+}
