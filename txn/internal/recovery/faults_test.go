@@ -15,6 +15,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
 )
 
 // TestResolveWithFaults: requests of a caller that resolves an expired lock of row "s" fail. It tries
@@ -53,7 +54,7 @@ func TestResolveWithFaults(t *testing.T) {
 			return fmt.Sprintf("%v %s", s.State, errorName(err))
 		},
 	}
-	g := newGolden(t, "faults.txt")
+	g := worldtest.NewGolden(t, "faults.txt", *update)
 	for _, p := range slices.Sorted(maps.Keys(primaries)) {
 		t.Run(p, func(t *testing.T) {
 			var lines []string
@@ -76,7 +77,7 @@ func TestResolveWithFaults(t *testing.T) {
 					}
 				}
 			}
-			g.compare(t, p, lines)
+			g.Compare(t, p, lines)
 		})
 	}
 }

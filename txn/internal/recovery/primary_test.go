@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/settled"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
 )
 
 // TestCommitAndSettle: how the commit of a primary ends, of its owner and of another client that settles
@@ -85,7 +86,7 @@ func TestCommitAndSettle(t *testing.T) {
 			return fmt.Sprintf("%t %s", done, errorName(err))
 		}},
 	}
-	g := newGolden(t, "commit.txt")
+	g := worldtest.NewGolden(t, "commit.txt", *update)
 	for _, p := range primaries {
 		t.Run(p.name, func(t *testing.T) {
 			passed := strings.HasPrefix(p.name, "pass")
@@ -107,7 +108,7 @@ func TestCommitAndSettle(t *testing.T) {
 					}
 				}
 			}
-			g.compare(t, p.name, lines)
+			g.Compare(t, p.name, lines)
 		})
 	}
 }

@@ -193,7 +193,7 @@ func TestReadsOfARow(t *testing.T) {
 		"many columns":      {Columns: append(columnsOf(many(120)[1:]), format.Column{Family: "f", Qualifier: "q"})},
 		"1 of two families": {Ranges: []store.QualifierRange{{Family: "f"}}, Columns: []format.Column{{Family: "g", Qualifier: "q"}}, First: 1},
 	}
-	g := newGolden(t, "reads.txt")
+	g := worldtest.NewGolden(t, "reads.txt", *update)
 	for _, name := range slices.Sorted(maps.Keys(rows)) {
 		t.Run(name, func(t *testing.T) {
 			var lines []string
@@ -218,7 +218,7 @@ func TestReadsOfARow(t *testing.T) {
 					}, rows[name].schema)
 				}
 			}
-			g.compare(t, name, lines)
+			g.Compare(t, name, lines)
 		})
 	}
 }

@@ -75,7 +75,7 @@ func TestResolve(t *testing.T) {
 			return says(Outcome{Status: s}, err)
 		}},
 	}
-	g := newGolden(t, "resolve.txt")
+	g := worldtest.NewGolden(t, "resolve.txt", *update)
 	for _, p := range primaries {
 		t.Run(p.name, func(t *testing.T) {
 			var lines []string
@@ -109,7 +109,7 @@ func TestResolve(t *testing.T) {
 					}
 				}
 			}
-			g.compare(t, p.name, lines)
+			g.Compare(t, p.name, lines)
 		})
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
 )
 
 func (w *world) OpenTable(name string) bigtable.TableAPI { return &spied{w.World.OpenTable(name), w} }
@@ -120,8 +121,8 @@ func TestTokenOverTime(t *testing.T) {
 			}
 		}, 0)
 	})
-	g := newGolden(t, "token.txt")
-	g.compare(t, "over time", lines)
+	g := worldtest.NewGolden(t, "token.txt", *update)
+	g.Compare(t, "over time", lines)
 }
 
 // TestTokenStarts: a client whose token cannot be written commits without one, and tries again after

@@ -2,21 +2,12 @@ package recovery
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"cloud.google.com/go/bigtable"
-	gocmp "github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -153,127 +144,16 @@ func (w *world) rollback(row string) {
 func (w *world) did() string {
 	w.Helper()
 	w.After(time.Second) // for what the client does in the background, and tries again there
-	var cells []string
-	w.Must(w.Client.Open("a").ReadRows(w.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
-		var row []string
-		for family, items := range r {
-			for _, it := range items {
-				ts := tso.FromCell(it.Timestamp)
-				at := fmt.Sprint(int64(it.Timestamp))
-				if ts > base {
-					at = fmt.Sprint(ts - base)
-				}
-				if l, err := format.DecodeLock(cell(r.Key()), ts, it.Value); family == format.LockFamily && err == nil && l.MinCommitTS > startTS {
-					at += fmt.Sprintf(" min %d raised %d", l.MinCommitTS-base, l.Raises)
-				}
-				row = append(row, fmt.Sprintf("%s@%s", strings.TrimSuffix(strings.TrimPrefix(it.Column, "_"), ":f:q"), at))
-			}
-		}
-		slices.Sort(row)
-		cells = append(cells, r.Key()+"("+strings.Join(row, " ")+")")
-		return true
-	}))
+	cells := w.Cells("a", base)
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
 	slices.Sort(w.resolved)
-	out := fmt.Sprintf("%s; resolved %v; %s", repeated(w.Requests), w.resolved, strings.Join(cells, " "))
+	out := fmt.Sprintf("%s; resolved %v; %s", worldtest.Repeated(w.Requests), w.resolved, cells)
 	w.Requests, w.resolved = nil, nil
 	return out
 }
 
-// repeated joins requests, and counts those that repeat.
-func repeated(requests []string) string {
-	var all []string
-	for i, n := 0, 0; i < len(requests); i += n {
-		for n = 1; i+n < len(requests) && requests[i+n] == requests[i]; n++ {
-		}
-		all = append(all, requests[i])
-		if n > 1 {
-			all[len(all)-1] += fmt.Sprintf(" ×%d", n)
-		}
-	}
-	return strings.Join(all, ", ")
-}
-
 // errorName says of what kind an error is.
 func errorName(err error) string {
-	var conflict *format.ConflictError
-	var undetermined *format.UndeterminedError
-	switch {
-	case err == nil:
-		return "ok"
-	case errors.As(err, &undetermined):
-		u := *undetermined
-		return fmt.Sprintf("undetermined %s@%d-%d: %s", u.Primary.Row, u.StartTS-base, u.CommitTS-base, errorName(u.Err))
-	case errors.As(err, &conflict):
-		return fmt.Sprintf("conflict %s %d with %d: %v", conflict.Cell.Row, conflict.StartTS-base, max(conflict.ConflictTS-base, 0), conflict.Reason)
-	case errors.Is(err, format.ErrCorrupt):
-		return "corrupt"
-	case errors.Is(err, format.ErrTooOld):
-		return "too old"
-	case errors.Is(err, format.ErrInvalid):
-		return "invalid"
-	case errors.Is(err, format.ErrClosed):
-		return "closed"
-	case errors.Is(err, errForgotten):
-		return "forgotten"
-	case errors.Is(err, errNoTrace):
-		return "no trace"
-	case errors.Is(err, errLockPassed):
-		return "passed"
-	case errors.Is(err, context.Canceled):
-		return "canceled"
-	}
-	for _, e := range store.RPCErrors(err) {
-		if code := status.Code(e); code != codes.Unknown {
-			return code.String()
-		}
-	}
-	return err.Error()
-}
-
-// A golden is a file in testdata: after "# name" it has the lines of a subtest.
-type golden struct {
-	file     string
-	sections map[string][]string
-}
-
-// newGolden reads a file, or writes it at the end of t if -update is set.
-func newGolden(t *testing.T, name string) *golden {
-	t.Helper()
-	g := &golden{filepath.Join("testdata", name), map[string][]string{}}
-	if *update {
-		t.Cleanup(func() {
-			var text strings.Builder
-			for _, name := range slices.Sorted(maps.Keys(g.sections)) {
-				fmt.Fprintf(&text, "# %s\n%s\n", name, strings.Join(g.sections[name], "\n"))
-			}
-			must(t, os.WriteFile(g.file, []byte(text.String()), 0o644))
-		})
-		return g
-	}
-	text, err := os.ReadFile(g.file)
-	must(t, err)
-	name = ""
-	for line := range strings.Lines(string(text)) {
-		line = strings.TrimSuffix(line, "\n")
-		if next, ok := strings.CutPrefix(line, "# "); ok {
-			name = next
-			continue
-		}
-		g.sections[name] = append(g.sections[name], line)
-	}
-	return g
-}
-
-// compare compares the lines of a subtest with the file.
-func (g *golden) compare(t *testing.T, name string, lines []string) {
-	t.Helper()
-	if *update {
-		g.sections[name] = lines
-		return
-	}
-	if d := gocmp.Diff(g.sections[name], lines); d != "" {
-		t.Errorf("%s, %s (-want +got; -update writes it):\n%s", g.file, name, d)
-	}
+	return worldtest.ErrorName(err, base, map[error]string{errForgotten: "forgotten", errNoTrace: "no trace", errLockPassed: "passed"})
 }

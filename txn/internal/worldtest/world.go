@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
 // Faults of a request.
@@ -115,6 +119,33 @@ func (w *World) Row(table, row string) bigtable.Row {
 	r, err := w.Client.Open(table).ReadRow(context.WithoutCancel(w.Context()), row)
 	w.Must(err)
 	return r
+}
+
+// Cells lists the cells of a table without the library. Timestamps count from base.
+func (w *World) Cells(table string, base tso.Timestamp) string {
+	w.Helper()
+	var cells []string
+	defer w.Serve()()
+	w.Must(w.Client.Open(table).ReadRows(w.Context(), bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+		var row []string
+		for family, items := range r {
+			for _, it := range items {
+				ts := tso.FromCell(it.Timestamp)
+				at := fmt.Sprint(int64(it.Timestamp))
+				if ts > base {
+					at = fmt.Sprint(ts - base)
+				}
+				if l, err := format.DecodeLock(format.Cell{Table: table, Row: r.Key(), Family: "f", Qualifier: "q"}, ts, it.Value); family == format.LockFamily && err == nil && l.MinCommitTS > ts {
+					at += fmt.Sprintf(" min %d raised %d", l.MinCommitTS-base, l.Raises)
+				}
+				row = append(row, fmt.Sprintf("%s@%s", strings.TrimSuffix(strings.TrimPrefix(it.Column, "_"), ":f:q"), at))
+			}
+		}
+		slices.Sort(row)
+		cells = append(cells, r.Key()+"("+strings.Join(row, " ")+")")
+		return true
+	}))
+	return strings.Join(cells, " ")
 }
 
 // Serve lets one request through, until done.
@@ -215,12 +246,21 @@ func (l *listed) ReadRow(ctx context.Context, row string, opts ...bigtable.ReadO
 	return l.TableAPI.ReadRow(ctx, row, opts...)
 }
 
+// ReadRows calls f after the request: f may send another one.
 func (l *listed) ReadRows(ctx context.Context, rows bigtable.RowSet, f func(bigtable.Row) bool, opts ...bigtable.ReadOption) error {
 	if err := l.w.request(ctx, "scan", l.name, fmt.Sprint(rows)); err != nil {
 		return err
 	}
-	defer l.w.Serve()()
-	return l.TableAPI.ReadRows(ctx, rows, f, opts...)
+	var all []bigtable.Row
+	done := l.w.Serve()
+	err := l.TableAPI.ReadRows(ctx, rows, func(r bigtable.Row) bool { all = append(all, r); return true }, opts...)
+	done()
+	for _, r := range all {
+		if !f(r) {
+			return nil
+		}
+	}
+	return err
 }
 
 func (l *listed) Apply(ctx context.Context, row string, m *bigtable.Mutation, opts ...bigtable.ApplyOption) error {
