@@ -77,9 +77,7 @@ func (j *journal) begin(ctx context.Context) error {
 	j.fleet.count(ctx, j.search)
 	j.share, j.old = j.fleet.share, j.fleet.old
 	if j.fleet.share > 1 {
-		if err := pause.For(ctx, j.least/2+rand.N(j.least/2+1)); err != nil {
-			return err
-		}
+		_ = pause.For(ctx, pause.Jitter(j.least)) // look sees that ctx has ended
 		j.fleet.counted = time.Time{}
 		j.fleet.count(ctx, j.search)
 		j.share, j.old = j.fleet.share, j.fleet.old
