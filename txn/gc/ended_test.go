@@ -57,14 +57,16 @@ func TestWhereARunEnds(t *testing.T) {
 		cfg        gc.Config
 		unanswered func(txntest.Call) bool
 		locked     bool
+		canceled   bool // it does not end at a deadline
 		doing      string
 		noReport   bool
 	}{
-		{time.Second, gc.Config{}, lease, false, "gc: taking the lease of garbage collection: ", true},
-		{time.Minute, gc.Config{}, nil, false, "gc: collecting garbage: waiting until every client uses the new safe point; nothing was removed: ", false},
-		{2*time.Minute + 3*time.Second, gc.Config{LockWait: time.Hour, Rate: 1000}, nil, true, "gc: collecting garbage: waiting for live transactions; nothing was removed: ", false},
-		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, "gc: waiting for Config.Rate: ", false},
-		{3 * time.Minute, gc.Config{}, removal, false, "gc: collecting garbage: ", false},
+		{time.Second, gc.Config{}, lease, false, false, "gc: taking the lease of garbage collection: ", true},
+		{time.Minute, gc.Config{}, nil, false, false, "gc: collecting garbage: waiting until every client uses the new safe point; nothing was removed: ", false},
+		{2*time.Minute + 3*time.Second, gc.Config{LockWait: time.Hour, Rate: 1000}, nil, true, false, "gc: collecting garbage: waiting for live transactions; nothing was removed: ", false},
+		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, false, "gc: waiting for Config.Rate: ", false},
+		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, true, "gc: collecting garbage: ", false},
+		{3 * time.Minute, gc.Config{}, removal, false, false, "gc: collecting garbage: ", false},
 	} {
 		t.Run(tt.doing, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -87,10 +89,16 @@ func TestWhereARunEnds(t *testing.T) {
 				}
 				c := env.NewClient(txn.Config{TokenTTL: -1, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}}, faults.DialOptions()...)
 				ctx, cancel := context.WithTimeout(t.Context(), tt.after)
+				ended := context.DeadlineExceeded
+				if tt.canceled {
+					ctx, cancel = context.WithCancel(t.Context())
+					time.AfterFunc(tt.after, cancel)
+					ended = context.Canceled
+				}
 				defer cancel()
 				tt.cfg.Retention = retention
 				r, err := gc.Run(ctx, c, tt.cfg)
-				if !errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), tt.doing) || (r == nil) != tt.noReport || r != nil && r.Finished {
+				if !errors.Is(err, ended) || !strings.HasPrefix(err.Error(), tt.doing+ended.Error()) || (r == nil) != tt.noReport || r != nil && r.Finished {
 					t.Errorf("%+v, %v", r, err)
 				}
 				var blocked *gc.BlockedError

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -149,4 +150,68 @@ func TestOneRow(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRowsOfAPage: the rows of a page are collected in one request, but for those with locks, with newest deletes or with damaged
+// records: also those of a lock that comes after the locks were resolved. A plan counts what a run skips.
+func TestRowsOfAPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t, txntest.WithoutCheck())
+		for _, value := range []string{"1", "2"} {
+			for _, row := range []string{"bob", "joe", "late", "damaged"} {
+				set(t, env.Client, row, value)
+			}
+		}
+		startTS, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply := func(row string, change func(*bigtable.Mutation)) {
+			m := bigtable.NewMutation()
+			change(m)
+			if err := env.Bigtable.Open("a").Apply(t.Context(), row, m); err != nil {
+				t.Error(err)
+			}
+		}
+		apply("damaged", func(m *bigtable.Mutation) { m.Set(format.WriteFamily, "f:q", startTS.Cell(), []byte("\xff")) })
+		<-time.After(retention + time.Minute)
+		if r, err := gc.Plan(t.Context(), env.Client, gc.Config{Retention: retention}); err != nil || r.Total.Rows != 4 || r.Total.RowsSkipped != 1 || r.Total.Versions != 3 {
+			t.Errorf("plan: %+v, %v", r, err)
+		}
+		var mu sync.Mutex
+		var sent []string
+		collecting := false
+		c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if call.Table != "a" {
+				return nil
+			}
+			if read, ok := call.Request.(*btpb.ReadRowsRequest); ok && !collecting && strings.Contains(read.GetFilter().String(), format.MarkFamily) {
+				collecting = true
+				cell := txn.Cell{Table: "a", Row: "late", Family: "f", Qualifier: "q"}
+				apply("late", func(m *bigtable.Mutation) {
+					m.Set(format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(&format.Lock{Cell: cell, Primary: cell, Kind: format.KindPut, StartTS: startTS, TTL: time.Second}))
+				})
+			}
+			if write, ok := call.Request.(*btpb.MutateRowsRequest); ok {
+				rows := ""
+				for _, e := range write.Entries {
+					rows += " " + string(e.RowKey)
+				}
+				sent = append(sent, string(call.Step)+rows)
+			}
+			return nil
+		})...)
+		r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention, Rate: 1000})
+		want := gc.Counts{Rows: 4, RowsSkipped: 1, RowsChanged: 3, Versions: 3, Data: 3, Cells: 6, Bytes: r.Total.Bytes}
+		if err != nil || r.Total != want || r.Locks != (gc.LockCounts{Found: 1, RolledBack: 1}) {
+			t.Errorf("%+v, %v; want %+v", r, err, want)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if want := []string{"collect bob joe", "collect late"}; !slices.Equal(sent, want) {
+			t.Errorf("sent %q, want %q", sent, want)
+		}
+	})
 }

@@ -203,7 +203,6 @@ func (r *run) openTables(ctx context.Context) ([]*store.Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(names)
 	var there []*store.Table
 	for _, name := range names {
 		t, err := r.client.Table(ctx, name)
@@ -236,22 +235,16 @@ func (r *run) part(ctx context.Context, tables []*store.Table, w *work, do func(
 		if err != nil {
 			return err
 		}
-		r.collected(ctx, w, position{t.Name, rows.Ranges[0].Start}, t.Name, Counts{})
 		err = r.pages(ctx, t, rows, r.rules.filter(s.Families), func(page []bigtable.Row, left store.RowSet) error {
 			done := Counts{Rows: int64(len(page))}
-			if len(page) > 0 {
-				if err := do(ctx, t, page, &done); err != nil {
-					return err
-				}
+			if err := do(ctx, t, page, &done); err != nil {
+				return err
 			}
 			next := position{t.Name, ""}
-			switch {
-			case !left.Empty():
+			if !left.Empty() {
 				next.row = left.Ranges[0].Start
-			case i+1 < len(tables):
+			} else if i+1 < len(tables) {
 				next.table = tables[i+1].Name
-			default:
-				next.row = w.at.row
 			}
 			r.collected(ctx, w, next, t.Name, done)
 			return nil
@@ -302,7 +295,7 @@ func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, filt
 	for !rest.Empty() {
 		var page []bigtable.Row
 		var left store.RowSet
-		bytes := 0
+		var bytes int
 		err := r.retry(ctx, func() (err error) {
 			page, bytes = nil, 0
 			left, err = t.ReadPage(ctx, &pieces, rest, r.page, filter, func(raw bigtable.Row) bool {

@@ -204,7 +204,7 @@ func TestCollectedPosition(t *testing.T) {
 		said = append(said, fmt.Sprintf("%s %s %s %d", p.Phase, p.Table, p.Row, p.Total.Rows))
 	}}}
 	first, second := &work{at: position{"a", ""}}, &work{at: position{"a", "m"}}
-	r.works = []*work{second, first}
+	r.works = []*work{first, second}
 	r.collected(t.Context(), second, position{"a", "p"}, "a", Counts{})
 	r.collected(t.Context(), second, position{"a", "q"}, "a", Counts{Rows: 1, Cells: 2})
 	r.collected(t.Context(), first, position{"a", "c"}, "a", Counts{Rows: 3})
