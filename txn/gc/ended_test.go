@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,6 +52,9 @@ func lockRows(t *testing.T, env *txntest.Env, startTS tso.Timestamp, n int) {
 func TestWhereARunEnds(t *testing.T) {
 	const locks = 103
 	lease := func(c txntest.Call) bool { return c.Row == "lock/gc" }
+	record := func(c txntest.Call) bool {
+		return c.Method == "CheckAndMutateRow" && strings.Contains(fmt.Sprint(c.Request), "run_version")
+	}
 	removal := func(c txntest.Call) bool { return c.Step == txntest.StepCollect }
 	for _, tt := range []struct {
 		after      time.Duration
@@ -58,15 +62,17 @@ func TestWhereARunEnds(t *testing.T) {
 		unanswered func(txntest.Call) bool
 		locked     bool
 		canceled   bool // it does not end at a deadline
+		action     txntest.Action
 		doing      string
 		noReport   bool
 	}{
-		{time.Second, gc.Config{}, lease, false, false, "gc: taking the lease of garbage collection: ", true},
-		{time.Minute, gc.Config{}, nil, false, false, "gc: collecting garbage: waiting until every client uses the new safe point; nothing was removed: ", false},
-		{2*time.Minute + 3*time.Second, gc.Config{LockWait: time.Hour, Rate: 1000}, nil, true, false, "gc: collecting garbage: waiting for live transactions; nothing was removed: ", false},
-		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, false, "gc: waiting for Config.Rate: ", false},
-		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, true, "gc: collecting garbage: ", false},
-		{3 * time.Minute, gc.Config{}, removal, false, false, "gc: collecting garbage: ", false},
+		{time.Second, gc.Config{}, lease, false, false, txntest.Crash, "gc: taking the lease of garbage collection: ", true},
+		{time.Minute, gc.Config{}, record, false, false, txntest.DropRequest, "gc: storing the position: ", false},
+		{time.Minute, gc.Config{}, nil, false, false, 0, "gc: collecting garbage: waiting until every client uses the new safe point; nothing was removed: ", false},
+		{2*time.Minute + 3*time.Second, gc.Config{LockWait: time.Hour, Rate: 1000}, nil, true, false, 0, "gc: collecting garbage: waiting for live transactions; nothing was removed: ", false},
+		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, false, 0, "gc: waiting for Config.Rate: ", false},
+		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, true, 0, "gc: collecting garbage: ", false},
+		{3 * time.Minute, gc.Config{}, removal, false, false, txntest.Crash, "gc: collecting garbage: ", false},
 	} {
 		t.Run(tt.doing, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -85,7 +91,7 @@ func TestWhereARunEnds(t *testing.T) {
 				<-time.After(retention + time.Minute)
 				faults := txntest.NewFaults(t)
 				if tt.unanswered != nil {
-					faults.On("unanswered", tt.unanswered, txntest.Crash, 0)
+					faults.On("unanswered", tt.unanswered, tt.action, 0)
 				}
 				c := env.NewClient(txn.Config{TokenTTL: -1, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}}, faults.DialOptions()...)
 				ctx, cancel := context.WithTimeout(t.Context(), tt.after)
@@ -176,11 +182,7 @@ func TestReplacedRun(t *testing.T) {
 					phase = other.Phase
 					other.Owner, other.StartedTs, other.Parts, other.Collectors = "you", other.StartedTs+1, nil, nil
 					putRecord(t, env, store.GCRowKey, "run", other)
-					m := bigtable.NewMutation()
-					m.Set(store.DeployFamily, "run_version", 0, []byte("yours"))
-					if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.GCRowKey, m); err != nil {
-						t.Error(err)
-					}
+					putVersion(t, env)
 					return nil
 				})...)
 				r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention})
@@ -291,5 +293,91 @@ func TestRefusedHelper(t *testing.T) {
 				t.Errorf("%d requests: %v", k-1, err)
 			}
 		})
+	}
+}
+
+// TestLostAnswers: a change of the record that Bigtable applied without an answer is not made again, and counts once. If the
+// record cannot be read then, the run ends.
+func TestLostAnswers(t *testing.T) {
+	for k, more := int64(1), true; more; k++ {
+		for _, refused := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				env := newTable(t)
+				for _, value := range []string{"1", "2"} {
+					set(t, env.Client, "bob", value)
+				}
+				<-time.After(retention + time.Minute)
+				faults := txntest.NewFaults(t)
+				var n atomic.Int64
+				change := func(c txntest.Call) bool {
+					return c.Method == "CheckAndMutateRow" && strings.Contains(fmt.Sprint(c.Request), "run_version")
+				}
+				faults.On("record", func(c txntest.Call) bool { return change(c) && n.Load() == k }, txntest.DropResponse, 1).Optional()
+				c := env.NewClient(txn.Config{TokenTTL: -1}, append(txntest.Intercept(func(c txntest.Call) error {
+					if change(c) {
+						n.Add(1)
+					} else if c.Row == store.GCRowKey && strings.Contains(fmt.Sprint(c.Request), "run_version") && refused && n.Load() == k {
+						return status.Error(codes.PermissionDenied, "on purpose")
+					}
+					return nil
+				}), faults.DialOptions()...)...)
+				r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention, Rate: 1000})
+				stored := storedRun(t, env)
+				if more = n.Load() >= k; more && refused {
+					if status.Code(err) != codes.PermissionDenied || r.Finished {
+						t.Errorf("change %d: %+v, %v", k, r, err)
+					}
+				} else if err != nil || !r.Finished || n.Load() != 8 || stored.Rows != 1 || stored.Versions != 1 || stored.Cells != r.Total.Cells || stored.Bytes != r.Total.Bytes {
+					t.Errorf("change %d: %+v, %v; record %v after %d changes", k, r, err, stored, n.Load())
+				}
+			})
+		}
+	}
+}
+
+// TestHelperOfTheNextPhase: a helper that others have left behind in a phase takes parts of the next one, although they have
+// the numbers of those that it had.
+func TestHelperOfTheNextPhase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t)
+		_, release, err := gc.Exclude(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		for _, row := range []string{"bob", "joe"} {
+			set(t, env.Client, row, "1")
+		}
+		s, err := gc.ReadStatus(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lockRows(t, env, s.Now-2, 1)
+		record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_LOCKS, Divided: true, Parts: []*recordpb.GarbageRun_Part{{Id: 1}}}
+		putRecord(t, env, store.GCRowKey, "run", record)
+		time.AfterFunc(7*time.Second, func() {
+			if other := storedRun(t, env); len(other.Parts) != 1 || other.Parts[0].Owner == "" {
+				t.Errorf("the helper works on nothing: %v", other)
+			}
+			record.Phase = recordpb.GarbageRun_PHASE_COLLECT
+			putRecord(t, env, store.GCRowKey, "run", record)
+			putVersion(t, env)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 33*time.Second)
+		defer cancel()
+		r, err := gc.Run(ctx, env.Client, gc.Config{Retention: retention, LockWait: time.Hour})
+		if !errors.Is(err, context.DeadlineExceeded) || !r.Helped || r.Total.Rows != 3 || r.Total.RowsSkipped != 1 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	})
+}
+
+// putVersion replaces the version of the record of a run.
+func putVersion(t *testing.T, env *txntest.Env) {
+	t.Helper()
+	m := bigtable.NewMutation()
+	m.Set(store.DeployFamily, "run_version", 0, []byte("yours"))
+	if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.GCRowKey, m); err != nil {
+		t.Error(err)
 	}
 }
