@@ -335,7 +335,7 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// TestHelperOfTheNextPhase: a helper that others have left behind in a phase takes parts of the next one, although they have
+// TestHelperOfTheNextPhase: a helper that the other collectors have left behind in a phase takes parts of the next one, although they have
 // the numbers of those that it had.
 func TestHelperOfTheNextPhase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

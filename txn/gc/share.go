@@ -139,7 +139,7 @@ func shareParts(ctx context.Context, r *run, width int, do func(context.Context,
 		// The next collector need not repeat what is collected, and need not wait for this one.
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
-		_, _ = s.sync(last, true) // otherwise its parts are free when its time is over
+		_, _ = s.sync(last, true) // otherwise its parts are free once it has expired
 	}
 	r.works = nil
 	if err != nil && ctx.Err() != nil && !errors.As(err, new(*BlockedError)) {
