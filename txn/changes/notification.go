@@ -131,14 +131,10 @@ func notificationsOf(t *store.Table, raw bigtable.Row) (found []Notification) {
 			if f, err := format.DecodeFailure(cell, item.Value); err == nil {
 				n.Failures[observer] = f
 			}
-			continue
+		} else if _, cell, err := format.MetadataCell(t.Name, raw.Key(), item); err == nil {
+			n := get(cell)
+			n.Triggers = append(n.Triggers, format.DecodeNotifyCell(tso.FromCell(item.Timestamp), item.Value))
 		}
-		_, cell, err := format.MetadataCell(t.Name, raw.Key(), item)
-		if err != nil {
-			continue
-		}
-		n := get(cell)
-		n.Triggers = append(n.Triggers, format.DecodeNotifyCell(tso.FromCell(item.Timestamp), item.Value))
 	}
 	for _, n := range cells {
 		slices.Reverse(n.Triggers) // Bigtable returns the newest first

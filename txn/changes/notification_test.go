@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -284,9 +285,13 @@ func TestRegistrations(t *testing.T) {
 		})
 	}
 	all.Wait()
-	cols, err := changes.ObservedColumns(ctx, env.Client, "t")
-	if err != nil || len(cols) != 4 {
-		t.Fatalf("%+v, %v", cols, err)
+	var cols []changes.ObservedColumn
+	for range 5 {
+		var err error
+		cols, err = changes.ObservedColumns(ctx, env.Client, "t")
+		if err != nil || len(cols) != 4 || !slices.IsSortedFunc(cols, func(a, b changes.ObservedColumn) int { return strings.Compare(a.Column.Qualifier, b.Column.Qualifier) }) {
+			t.Fatalf("%+v, %v", cols, err)
+		}
 	}
 	for _, col := range cols {
 		if len(col.Observers) != n/4 {
@@ -302,7 +307,7 @@ func TestRegistrations(t *testing.T) {
 	for _, id := range []string{"", "a/b", "a:b", "a b", "50%", "\xff", strings.Repeat("x", 101)} {
 		wantError(t, reg("f", "q0", id, false), txn.ErrInvalid)
 	}
-	_, err = changes.ObservedColumns(ctx, env.Client, "missing")
+	_, err := changes.ObservedColumns(ctx, env.Client, "missing")
 	wantError(t, err, txn.ErrNotInitialized, "missing")
 	wantError(t, changes.Notify(ctx, env.Client, txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: "unobserved"}), txn.ErrSchema, "no observer")
 	_, err = env.Client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {

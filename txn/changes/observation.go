@@ -96,8 +96,8 @@ func (o *Observation) Failure(observer string) (f format.Failure, failed bool) {
 // Parked reports whether the newest change is a dead letter of the observer, while its
 // notification waits for another observer.
 func (o *Observation) Parked(observer string) bool {
-	f, failed := o.Failure(observer)
-	return failed && f.NotBefore == format.Never
+	f, _ := o.Failure(observer)
+	return f.NotBefore == format.Never
 }
 
 // Acknowledged reports whether every registered observer has acknowledged the

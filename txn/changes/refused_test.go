@@ -4,13 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -98,5 +109,219 @@ func TestHopsOfNotifications(t *testing.T) {
 		return true
 	}); err != nil || stored != 1 {
 		t.Errorf("%d dead letters, %v", stored, err)
+	}
+}
+
+// TestRefusedNow: what a client does with a table whose schema is old, and whose schema record cannot be read or is gone.
+func TestRefusedNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newObservedTable(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithoutCheck())
+		if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
+			t.Fatal(err)
+		}
+		var refusing atomic.Bool
+		c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if refusing.Load() && call.Row == store.SchemaRowPrefix+"t" {
+				return status.Error(codes.PermissionDenied, "on purpose")
+			}
+			return nil
+		})...)
+		tx, err := c.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		observe(t, tx)
+		<-time.After(time.Hour)
+		refusing.Store(true)
+		if o, err := changes.Observe(t.Context(), tx, observedCell); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("observed %+v, %v", o, err)
+		}
+		n := 0
+		for o, err := range changes.Observations(t.Context(), c, "t", nil) {
+			if n++; status.Code(err) != codes.PermissionDenied {
+				t.Errorf("observed %+v, %v", o, err)
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d observations", n)
+		}
+		refusing.Store(false)
+		faults := txntest.NewFaults(t)
+		faults.On("edit", func(c txntest.Call) bool {
+			return c.Row == store.SchemaRowPrefix+"t" && c.Method == "CheckAndMutateRow"
+		}, txntest.DropRequest, 0)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		err = changes.RegisterObserver(ctx, env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), "t", observedCell.Column(), "p", false)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), `changes: editing the schema record of table "t": `) {
+			t.Errorf("registered without an answer: %v", err)
+		}
+		m := bigtable.NewMutation()
+		m.DeleteRow()
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.SchemaRowPrefix+"t", m); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := changes.UnregisterObserver(t.Context(), c, "t", "o"); !errors.Is(err, txn.ErrNotInitialized) {
+			t.Errorf("unregistered without a record: %v", err)
+		}
+	})
+}
+
+// TestTriedAgain: Notifications tries a page again, and a sweep does not. It sends nothing for a lock that does not parse.
+func TestTriedAgain(t *testing.T) {
+	env := newObservedTable(t, txntest.WithoutCheck())
+	if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
+		t.Fatal(err)
+	}
+	m := bigtable.NewMutation()
+	m.Set(format.LockFamily, "nameless", tso.Timestamp(5e14).Cell(), format.EncodeLock(&format.Lock{Cell: observedCell, Primary: observedCell, Kind: format.KindPut, StartTS: 5e14, Observed: true}))
+	if err := env.Bigtable.Open("t").Apply(t.Context(), "s", m); err != nil {
+		t.Fatal(err)
+	}
+	var reads atomic.Int64
+	var failing atomic.Bool
+	c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+		if call.Step != txntest.StepRead {
+			return nil
+		}
+		if reads.Add(1); failing.Swap(false) {
+			return status.Error(codes.Internal, "on purpose")
+		}
+		return nil
+	})...)
+	if err := c.CheckTable(t.Context(), "t"); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name  string
+		fails bool
+		all   iter.Seq2[changes.Notification, error]
+		code  codes.Code
+		reads int64
+	}{
+		{"notifications", true, changes.Notifications(t.Context(), c, "t", nil), codes.OK, 2},
+		{"a sweep", true, changes.Sweep(t.Context(), c, "t", nil), codes.Internal, 1},
+		{"a sweep of a damaged lock", false, changes.Sweep(t.Context(), c, "t", nil), codes.OK, 1},
+	} {
+		reads.Store(0)
+		failing.Store(tt.fails)
+		n := 0
+		for _, err := range tt.all {
+			if n++; status.Code(err) != tt.code {
+				t.Errorf("%s: %v", tt.name, err)
+			}
+		}
+		if n != 1 || reads.Load() != tt.reads {
+			t.Errorf("%s: %d results of %d reads, want %d", tt.name, n, reads.Load(), tt.reads)
+		}
+	}
+}
+
+// TestStoredLetters: a dead letter is in the row that other releases expect, Drop leaves one that was parked a microsecond
+// later, and a damaged letter is an error.
+func TestStoredLetters(t *testing.T) {
+	env := newObservedTable(t)
+	if err := changes.Park(t.Context(), env.Client, changes.DeadLetter{Cell: observedCell, Observer: "o"}); err != nil {
+		t.Fatal(err)
+	}
+	const row = "dead/t/o/1d87a76f3dea7795dc9d0cde34f836b3"
+	var letter changes.DeadLetter
+	for d, err := range changes.DeadLetters(t.Context(), env.Client) {
+		if letter = d; err != nil {
+			t.Fatal(err)
+		}
+	}
+	metadata := env.Bigtable.Open(format.DefaultMetadataTable)
+	raw, err := metadata.ReadRow(t.Context(), row)
+	if err != nil || len(raw) == 0 {
+		t.Fatalf("%v, %v", raw, err)
+	}
+	m := bigtable.NewMutation()
+	m.Set(store.DeployFamily, "letter", (letter.ParkedTS + 1).Cell(), []byte("\xff"))
+	if err := metadata.Apply(t.Context(), row, m); err != nil {
+		t.Fatal(err)
+	}
+	if err := changes.Drop(t.Context(), env.Client, letter); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for d, err := range changes.DeadLetters(t.Context(), env.Client) {
+		if n++; !errors.Is(err, txn.ErrCorrupt) {
+			t.Errorf("%+v, %v", d, err)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d letters", n)
+	}
+	m = bigtable.NewMutation()
+	m.DeleteRow()
+	if err := metadata.Apply(t.Context(), row, m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPreviousBelowTheSafePoint: a collection that begins while the previous value is read may have removed that value, so
+// the read does not count. If the safe point cannot be read, there is no value.
+func TestPreviousBelowTheSafePoint(t *testing.T) {
+	for version, want := range map[uint32]error{format.Version: txn.ErrTooOld, format.Version + 1: txn.ErrFormatVersion} {
+		for _, early := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				env := newObservedTable(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithoutCheck())
+				var ack tso.Timestamp
+				for i := range 3 {
+					if _, err := env.Client.Update(t.Context(), set("t", "r")); err != nil {
+						t.Fatal(err)
+					}
+					if i == 0 {
+						var err error
+						if ack, err = env.Client.Timestamp(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				now, err := env.Client.Timestamp(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				collect := func() {
+					m := bigtable.NewMutation()
+					m.DeleteTimestampRange(format.WriteFamily, "f:q", 0, ack.Cell())
+					if err := env.Bigtable.Open("t").Apply(t.Context(), "r", m); err != nil {
+						t.Error(err)
+					}
+					m = bigtable.NewMutation()
+					m.Set(store.DeployFamily, "safe-point", 0, format.Marshal(&recordpb.SafePoint{FormatVersion: version, Ts: int64(now)}))
+					if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.GCRowKey, m); err != nil {
+						t.Error(err)
+					}
+					<-time.After(time.Minute) // until clients know it
+				}
+				var once sync.Once
+				var reading atomic.Bool
+				c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+					if reading.Load() && call.Step == txntest.StepRead {
+						once.Do(collect)
+					}
+					return nil
+				})...)
+				tx, err := c.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer tx.Rollback()
+				o := observe(t, tx)
+				o.Acks["o"] = ack
+				if early {
+					collect()
+				} else {
+					reading.Store(true)
+				}
+				v, ok, err := changes.Previous(t.Context(), tx, o, "o")
+				if !errors.Is(err, want) || ok {
+					t.Errorf("version %d, early: %t: %q, %t, %v", version, early, v, ok, err)
+				}
+			})
+		}
 	}
 }

@@ -140,6 +140,7 @@ func TestWatching(t *testing.T) {
 		{"t", "g", "x", "", false, false, ""},
 		{"u", "f", "q", "c", false, true, ""},
 		{"v", "f", name, "", false, false, long},
+		{"v", "g", name, "", false, false, ""},
 		{"w", "f", name, "", false, false, ""},
 		{"y", "f", "weak", "a w", true, true, ""},
 		{"z", "f", name, "a", false, true, long},

@@ -60,6 +60,7 @@ func TestTriggersOfACell(t *testing.T) {
 	raw := bigtable.Row{format.NotifyFamily: {
 		failureItem("o", changed.Column(), 2),
 		failureItem("o", format.Column{Family: "f", Qualifier: "qq"}, 3),
+		item(format.NotifyFamily, "::f:q", 9, []byte("\xff")), // of no observer
 		item(format.NotifyFamily, "f:a", 8, nil),
 		item(format.NotifyFamily, "f:q", 7, format.EncodeNotifyCell("", 1)),
 		item(format.NotifyFamily, "f:q", 5, nil),
