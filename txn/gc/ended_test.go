@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"github.com/google/go-cmp/cmp"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc/codes"
@@ -22,7 +23,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -55,6 +58,7 @@ func TestWhereARunEnds(t *testing.T) {
 	record := func(c txntest.Call) bool {
 		return c.Method == "CheckAndMutateRow" && strings.Contains(fmt.Sprint(c.Request), "run_version")
 	}
+	read := func(c txntest.Call) bool { return c.Table == "a" && c.Method == "ReadRows" }
 	removal := func(c txntest.Call) bool { return c.Step == txntest.StepCollect }
 	for _, tt := range []struct {
 		after      time.Duration
@@ -73,6 +77,7 @@ func TestWhereARunEnds(t *testing.T) {
 		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, false, 0, "gc: waiting for Config.Rate: ", false},
 		{3 * time.Minute, gc.Config{Rate: 0.001}, nil, false, true, 0, "gc: collecting garbage: ", false},
 		{3 * time.Minute, gc.Config{}, removal, false, false, txntest.Crash, "gc: collecting garbage: ", false},
+		{3 * time.Minute, gc.Config{}, read, false, false, txntest.Crash, "gc: collecting garbage: ", false},
 	} {
 		t.Run(tt.doing, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -380,4 +385,154 @@ func putVersion(t *testing.T, env *txntest.Env) {
 	if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.GCRowKey, m); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestExcludedHelper: a collector that begins to share a run, or begins again, looks whether collection is excluded by then. It continues if
+// nobody leads. Meanwhile each of two collectors reads half of the rate.
+func TestExcludedHelper(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change int  // of the record, in which the lease goes
+		taken  bool // and another one takes it
+		lost   bool
+	}{"excluded": {1, true, false}, "excluded later": {2, true, true}, "nobody leads": {1, false, false}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newTable(t)
+				_, release, err := gc.Exclude(t.Context(), env.Client)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, row := range []string{"bob", "joe", "sue"} {
+					set(t, env.Client, row, "1")
+				}
+				s, err := gc.ReadStatus(t.Context(), env.Client)
+				if err != nil {
+					t.Fatal(err)
+				}
+				record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_COLLECT, Rate: 2, Divided: true,
+					Parts: []*recordpb.GarbageRun_Part{{Id: 1, EndTable: "b"}, {Id: 2, Table: "b", Owner: "another"}}, Collectors: []*recordpb.GarbageRun_Collector{{Owner: "another", ExpiresTs: int64(s.Now) + time.Hour.Microseconds()}}}
+				putRecord(t, env, store.GCRowKey, "run", record)
+				c := access.ResolverOf(env.Client)
+				locks := tso.NewRowLocks(c.Metadata.API, c.Clock.Oracle, tso.RowLocksConfig{})
+				var n atomic.Int64
+				helper := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+					if call.Method != "CheckAndMutateRow" || call.Row != store.GCRowKey || n.Add(1) != int64(tt.change) {
+						return nil
+					}
+					release()
+					if tt.taken {
+						if ok, _, err := locks.Acquire(t.Context(), "gc", "excluder", time.Minute); err != nil || !ok {
+							t.Error(ok, err)
+						}
+					}
+					if tt.lost { // the collector's time is up
+						run := storedRun(t, env)
+						run.Collectors = record.Collectors
+						putRecord(t, env, store.GCRowKey, "run", run)
+						putVersion(t, env)
+					}
+					return nil
+				})...)
+				ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
+				defer cancel()
+				began, took := time.Now(), time.Duration(0)
+				r, err := gc.Run(ctx, helper, gc.Config{Retention: retention, Progress: func(p gc.Progress) {
+					if p.Phase == gc.PhaseCollect {
+						took = time.Since(began)
+					}
+				}})
+				var busy *gc.BusyError
+				if errors.As(err, &busy) != tt.taken || tt.taken && (busy.Holder != "excluder" || busy.Lost != tt.lost) || !r.Helped || !tt.taken && (r.Total.Rows != 3 || took != time.Second) {
+					t.Errorf("%+v, %v; rows after %v", r, err, took)
+				}
+				if tt.taken {
+					if err := locks.Release(t.Context(), "gc", "excluder"); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestBlockedBesideOthers: a collector that waits for live locks no more ends when no other one works on the phase any more.
+func TestBlockedBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t)
+		_, release, err := gc.Exclude(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		s, err := gc.ReadStatus(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lockRows(t, env, s.Now-2, 1)
+		putRecord(t, env, store.GCRowKey, "run", &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_LOCKS, Divided: true,
+			Parts: []*recordpb.GarbageRun_Part{{Id: 1, EndTable: "b"}, {Id: 2, Table: "b", Owner: "another"}}, Collectors: []*recordpb.GarbageRun_Collector{{Owner: "another", ExpiresTs: int64(s.Now) + time.Hour.Microseconds()}}})
+		time.AfterFunc(20*time.Second, func() { // the other one ends
+			run := storedRun(t, env)
+			run.Parts = run.Parts[:1]
+			putRecord(t, env, store.GCRowKey, "run", run)
+			putVersion(t, env)
+		})
+		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, LockWait: -1})
+		var blocked *gc.BlockedError
+		if !errors.As(err, &blocked) || blocked.Count != 1 || r.Elapsed < 20*time.Second || r.Elapsed > 26*time.Second {
+			t.Errorf("%+v, %v", r, err)
+		}
+	})
+}
+
+// TestStatusOfRecords: what the records of a run and of clients say, but those that this release cannot read.
+func TestStatusOfRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t)
+		now, err := env.Client.Timestamp(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := func(d time.Duration) int64 { return int64(now) + d.Microseconds() }
+		run := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: "you", Phase: recordpb.GarbageRun_PHASE_LOCKS, SafePoint: 7, StartedTs: 8,
+			Parts:      []*recordpb.GarbageRun_Part{{Id: 1, Owner: "you", Table: "a", Row: []byte("m")}, {Id: 2, Owner: "you", Table: "b"}, {Id: 3}},
+			Collectors: []*recordpb.GarbageRun_Collector{{Owner: "gone", ExpiresTs: at(0)}, {Owner: "you", ExpiresTs: at(time.Minute)}}}
+		putRecord(t, env, store.GCRowKey, "run", run)
+		for name, w := range map[string]*recordpb.WorkerToken{
+			"a": {FormatVersion: format.Version, OldestTs: 20, ExpiresTs: at(time.Minute), Host: "host", Pid: 3}, "b": {FormatVersion: format.Version, OldestTs: 10, ExpiresTs: at(time.Minute)},
+			"c": {FormatVersion: format.Version, ExpiresTs: at(time.Minute)}, "d": {FormatVersion: format.Version + 1, OldestTs: 5, ExpiresTs: at(time.Minute)},
+		} {
+			putRecord(t, env, recovery.TokenRowPrefix+name, recovery.TokenQualifier, w)
+		}
+		s, err := gc.ReadStatus(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := gc.Status{Now: s.Now,
+			Run:   gc.RunStatus{Phase: gc.PhaseLocks, SafePoint: 7, StartedTS: 8, Owner: "you", Parts: 3, Collectors: []gc.Collector{{Owner: "you", Parts: 2, Table: "a", Row: "m"}}},
+			Holds: []gc.Hold{{Owner: "b", OldestTS: 10, ExpiresTS: tso.Timestamp(at(time.Minute))}, {Owner: "a", Host: "host", PID: 3, OldestTS: 20, ExpiresTS: tso.Timestamp(at(time.Minute))}}}
+		if d := cmp.Diff(want, *s); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		run.FormatVersion++
+		putRecord(t, env, store.GCRowKey, "run", run)
+		if s, err := gc.ReadStatus(t.Context(), env.Client); err != nil || s.Run.Phase != gc.PhaseNone || s.Run.Owner != "" {
+			t.Errorf("of another format: %+v, %v", s, err)
+		}
+		m := bigtable.NewMutation()
+		m.Set(store.DeployFamily, "run", 0, []byte("\x0a\xff"))
+		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.GCRowKey, m); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := gc.ReadStatus(t.Context(), env.Client); err != nil || s.Run.Phase != gc.PhaseNone {
+			t.Errorf("damaged: %+v, %v", s, err)
+		}
+		m = bigtable.NewMutation()
+		m.DeleteRow()
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), recovery.TokenRowPrefix+name, m); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }

@@ -86,6 +86,9 @@ func TestOneRow(t *testing.T) {
 		}, true, nil, gc.Counts{RowsChanged: 1, Versions: 1, Data: 1, Cells: 2}, gc.LockCounts{Found: 1, RolledForward: 1}, "read p, roll forward r, read r, collect r"},
 		"a lock of a live transaction": {func(m *bigtable.Mutation) { lock(m, cell(0), time.Hour) }, false, nil,
 			gc.Counts{RowsSkipped: 1}, gc.LockCounts{}, "read r, read r, read r, read r, read r, read r"},
+		"a lock that is gone": {func(m *bigtable.Mutation) { lock(m, primary, time.Hour) }, false, func(m *bigtable.Mutation, _ string) {
+			m.DeleteCellsInColumn(format.LockFamily, column(0).Key())
+		}, gc.Counts{}, gc.LockCounts{Found: 1, Gone: 1}, "read p, read r, read r"},
 		"a damaged record": {func(m *bigtable.Mutation) {
 			m.Set(format.WriteFamily, column(0).Key(), (first + 20).Cell(), []byte("\xff"))
 		}, false, nil, gc.Counts{RowsSkipped: 1}, gc.LockCounts{}, ""},

@@ -141,6 +141,10 @@ func TestGarbageOfARow(t *testing.T) {
 			counts:  Counts{RowsChanged: 1, Versions: 2, Cells: 2, Bytes: 2 * recordBytes},
 			removes: one(3, removing(between(format.WriteFamily, "f:q", -1, 20), between(format.WriteFamily, "f:q", 21, 41), between(format.WriteFamily, "f:q", 43, 70))),
 		}},
+		{"locks are not resolved, and nothing is settled", rules{settled: func(format.Cell, format.WriteRecord) bool { return false }}, []bigtable.ReadItem{put(60, 70), put(10, 20), put(40, 42), item("f", "q", 80, "lost")}, outcome{
+			counts:  Counts{RowsChanged: 1, Data: 1, Cells: 1, Bytes: 5},
+			removes: one(1, removing(between("f", "q", 80, 81))),
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := tt.rules

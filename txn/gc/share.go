@@ -160,7 +160,6 @@ func (s *share) takeParts(ctx context.Context) error {
 				err := s.do(ctx, w)
 				s.mu.Lock()
 				w.done = err == nil && !w.stopped
-				w.stopped = !w.done
 				s.mu.Unlock()
 				select {
 				case s.wake <- struct{}{}:
@@ -169,7 +168,7 @@ func (s *share) takeParts(ctx context.Context) error {
 				return err
 			})
 		}
-		if blocked := s.locks.blocked(); blocked != nil && !slices.ContainsFunc(s.state.Parts, func(p *recordpb.GarbageRun_Part) bool { return p.Owner != "" || !s.gaveUp[p.Id] }) {
+		if blocked := s.locks.blocked(); blocked != nil && !slices.ContainsFunc(s.state.Parts, func(p *recordpb.GarbageRun_Part) bool { return p.Owner != "" }) {
 			return blocked
 		}
 		if s.ended = s.pause(ctx); s.ended != nil {
@@ -251,7 +250,8 @@ func (s *share) distribute(g *recordpb.GarbageRun, now tso.Timestamp, leaving bo
 		return !live[c.Owner] || c.Owner == s.owner
 	})
 	rejoins = !live[s.owner]
-	if live[s.owner] = !leaving; !leaving {
+	live[s.owner] = false // what it works on gets its name again
+	if !leaving {
 		g.Collectors = append(g.Collectors, &recordpb.GarbageRun_Collector{Owner: s.owner, ExpiresTs: int64(now) + gctime.LeaseTTL().Microseconds()})
 	}
 	g.Parts = slices.DeleteFunc(g.Parts, func(p *recordpb.GarbageRun_Part) bool {
@@ -259,10 +259,10 @@ func (s *share) distribute(g *recordpb.GarbageRun, now tso.Timestamp, leaving bo
 		switch {
 		case i >= 0 && s.works[i].done: // also if another collector has it by now
 			return true
-		case i < 0 && p.Owner == s.owner, !live[p.Owner]:
+		case !live[p.Owner]:
 			p.Owner = ""
 		}
-		if i < 0 || p.Owner != "" && p.Owner != s.owner {
+		if i < 0 || p.Owner != "" {
 			return false
 		}
 		w := s.works[i]

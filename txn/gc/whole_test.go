@@ -82,24 +82,29 @@ func TestNothingToCollect(t *testing.T) {
 }
 
 // TestRequestsForTheRecord: a run writes its record when it begins, at the begin of each phase, when it has taken parts,
-// and when these are done. It reads the record once. Each change replaces the stored one.
+// and when these are done. It reads the record once. Each change replaces the stored one. Besides taking, renewing and releasing
+// the lease, it looks at it once.
 func TestRequestsForTheRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newTable(t)
-		set(t, env.Client, "bob", "1")
+		for _, row := range []string{"bob", "joe", "sue"} { // two seconds, so that no renewal is cut off
+			set(t, env.Client, row, "1")
+		}
 		<-time.After(retention)
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		if _, err := gc.Run(t.Context(), c, gc.Config{Retention: retention, Rate: 10}); err != nil {
+		if _, err := gc.Run(t.Context(), c, gc.Config{Retention: retention, Rate: 1}); err != nil {
 			t.Fatal(err)
 		}
 		got := map[string]int{}
 		for _, call := range faults.Calls() {
 			if call.Row == store.GCRowKey && strings.Contains(fmt.Sprint(call.Request), "run_version") {
 				got[call.Method]++
+			} else if call.Row == "lock/gc" {
+				got["lease, "+call.Method]++
 			}
 		}
-		if d := cmp.Diff(map[string]int{"ReadRows": 1, "CheckAndMutateRow": 8}, got); d != "" {
+		if d := cmp.Diff(map[string]int{"ReadRows": 1, "CheckAndMutateRow": 8, "lease, ReadRows": 15, "lease, CheckAndMutateRow": 14}, got); d != "" {
 			t.Errorf("requests (-want +got):\n%s", d)
 		}
 		row, err := env.Bigtable.Open(format.DefaultMetadataTable).ReadRow(t.Context(), store.GCRowKey)
@@ -357,9 +362,24 @@ func TestLocksAreCounted(t *testing.T) {
 		if r, err := gc.Plan(t.Context(), env.Client, gc.Config{Retention: retention}); err != nil || r.Locks != (gc.LockCounts{Found: 3}) {
 			t.Errorf("plan: %+v, %v", r, err)
 		}
-		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention})
+		faults := txntest.NewFaults(t)
+		var rows []string
+		r, err := gc.Run(t.Context(), env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), gc.Config{Retention: retention, Progress: func(p gc.Progress) {
+			if p.Phase == gc.PhaseLocks && p.Row != "" {
+				rows = append(rows, p.Row)
+			}
+		}})
 		if err != nil || r.Locks != (gc.LockCounts{Found: 3, RolledForward: 2, RolledBack: 1}) || r.Total.Rows < 3 {
 			t.Errorf("%+v, %v", r, err)
+		}
+		reads := 0
+		for _, call := range faults.Calls() {
+			if call.Table == "a" && call.Method == "ReadRows" && call.Row == "" && !strings.Contains(fmt.Sprint(call.Request), format.MarkFamily) {
+				reads++
+			}
+		}
+		if slices.Sort(rows); reads != 2 || !slices.Equal(rows, []string{"forward", "forward too"}) { // the last row is a part
+			t.Errorf("%d reads of locks, up to %q", reads, rows)
 		}
 	})
 }
