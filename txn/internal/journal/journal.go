@@ -63,6 +63,7 @@ type Pending struct {
 	err       error
 	entries   []pendingEntry
 	withdrawn atomic.Bool
+	removed   sync.Once
 }
 
 // A pendingEntry is an entry at startTS, and the one that it replaced; 0: none.
@@ -98,7 +99,7 @@ func (j *Journal) Begin(ctx context.Context, rows []*store.RowWrites, startTS ts
 		p.err = j.again(ctx, b, muts)
 		close(p.done)
 		if p.withdrawn.Load() {
-			p.remove()
+			p.removed.Do(p.remove)
 		}
 	}()
 	return p
@@ -144,7 +145,7 @@ func (j *Journal) Withdraw(p *Pending) {
 	p.withdrawn.Store(true) // before the look at done, so one of the two goroutines removes them
 	select {
 	case <-p.done:
-		p.remove()
+		p.removed.Do(p.remove)
 	default:
 	}
 }
