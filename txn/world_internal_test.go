@@ -3,6 +3,7 @@ package txn
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"regexp"
@@ -10,12 +11,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
@@ -33,6 +36,8 @@ type world struct {
 	c     *Client
 	asked tso.Timestamp
 	count map[string]int // requests so far
+	// before is called before the requests that it names.
+	before map[string]func()
 }
 
 // newWorld runs f in a world. The column f:o of table "a" has an observer and a journal, and f:w one for
@@ -40,7 +45,7 @@ type world struct {
 func newWorld(t *testing.T, cfg Config, bulk bool, f func(w *world)) {
 	t.Helper()
 	worldtest.Run(t, map[string][]string{"a": append([]string{"f"}, format.MetadataFamilies...), format.DefaultMetadataTable: {store.DeployFamily}}, func(in *worldtest.World) {
-		w := &world{World: in, count: map[string]int{}}
+		w := &world{World: in, count: map[string]int{}, before: map[string]func(){}}
 		in.Name = func(kind, table, what string) (string, string) {
 			if what = strings.Trim(what, "/[]"); strings.HasPrefix(what, "journal/") {
 				kind, what = "journal", ""
@@ -81,15 +86,19 @@ type whole struct{ bigtable.TableAPI }
 func (whole) SampleRowKeys(context.Context) ([]string, error) { return nil, nil }
 
 // drawn are names of rows that are drawn at random.
-var drawn = regexp.MustCompile(`(worker|settled)/\w+`)
+var drawn = regexp.MustCompile(`(worker|settled|changed)/[\w/]+`)
 
 // key returns the name of a request, by which faults find it: how many of its kind came before, and
 // its kind.
 func (w *world) key(kind string) string {
 	w.Mu.Lock()
-	defer w.Mu.Unlock()
 	w.count[kind]++
-	return fmt.Sprintf("%d %s", w.count[kind], kind)
+	key := fmt.Sprintf("%d %s", w.count[kind], kind)
+	w.Mu.Unlock()
+	if f := w.before[key]; f != nil {
+		f()
+	}
+	return key
 }
 
 // start forgets the requests so far.
@@ -136,7 +145,7 @@ func (w *world) did(beside bool) (line, stored string, keys []string) {
 	for _, c := range []struct {
 		name string
 		n    int64
-	}{{"committed", s.Committed}, {"conflicts", s.Conflicts}, {"early", s.EarlyConflicts}, {"retries", s.Retries}, {"unknown", s.Undetermined}, {"raised", s.Raises}, {"forward", s.RolledForward}, {"back", s.RolledBack}, {"reused", s.ReusedTimestamps}} {
+	}{{"committed", s.Committed}, {"conflicts", s.Conflicts}, {"early", s.EarlyConflicts}, {"retries", s.Retries}, {"waits", s.LatchWaits}, {"unknown", s.Undetermined}, {"raised", s.Raises}, {"forward", s.RolledForward}, {"back", s.RolledBack}, {"reused", s.ReusedTimestamps}} {
 		if c.n > 0 {
 			line += fmt.Sprintf(", %d %s", c.n, c.name)
 		}
@@ -160,6 +169,16 @@ func (w *world) write(cells ...string) {
 	_, err := w.c.Update(w.Context(), func(_ context.Context, tx *Txn) error { setCells(tx, cells...); return nil })
 	w.Must(err)
 	w.After(time.Second)
+}
+
+// finish replaces the lock of the transaction that started at 100 by a record.
+func (w *world) finish(row, family string, ts tso.Timestamp, record []byte) {
+	w.Helper()
+	m := bigtable.NewMutation()
+	m.DeleteCellsInColumn(format.LockFamily, "f:q")
+	m.Set(family, "f:q", ts.Cell(), record)
+	defer w.Serve()()
+	w.Must(w.Client.Open("a").Apply(w.Context(), row, m))
 }
 
 // record is a write record of another client's transaction.
@@ -236,8 +255,10 @@ func TestCommitWithFaults(t *testing.T) {
 				if all = append(all, ts); err != nil {
 					return fmt.Sprint(all), err
 				}
+				w.After(time.Millisecond) // for the question that is asked ahead
 			}
-			return fmt.Sprint(all), nil
+			ts, err := writing("p:q")(ctx, w)
+			return fmt.Sprint(all, ts), err
 		}},
 		"notified":        {do: committing(func(ctx context.Context, tx *Txn) error { setCells(tx, "p:q"); return notify(ctx, tx) })},
 		"only notified":   {do: committing(notify)},
@@ -248,6 +269,52 @@ func TestCommitWithFaults(t *testing.T) {
 			tx.Table("a").Set("p", "f", "q", append(v, fmt.Sprint(ok)...))
 			return err
 		}, ForUpdate(cell))},
+		// A reader passes the lock, so the commit takes another timestamp.
+		"passed": {cfg: Config{PassLocks: true}, beside: true, setup: func(w *world) {
+			w.before["2 change p"] = func() {
+				ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+				defer cancel()
+				_, _ = reading(scanning())(ctx, w)
+			}
+		}, do: committing(func(ctx context.Context, tx *Txn) error { setCells(tx, "p:q"); return notify(ctx, tx) })},
+		"too old": {once: true, setup: func(w *world) {
+			w.before["2 oracle"] = func() {
+				_, err := w.c.resolver.SafePoint.Publish(w.Context(), base+150, base+150, time.Hour, 0)
+				w.Must(err)
+			}
+		}, do: writing("p:q s:q")},
+		"noted": {once: true, setup: func(w *world) {
+			_, err := w.c.resolver.SafePoint.Publish(w.Context(), base+1, base+1, time.Hour, tso.Max)
+			w.Must(err)
+		}, do: writing("p:q s:q")},
+		"committed elsewhere": {cfg: tokens, once: true, setup: func(w *world) {
+			w.before["2 change p"] = func() { w.finish("p", format.WriteFamily, base+999, w.record(base+100)) }
+		}, do: writing("p:q s:q")},
+		"rolled back elsewhere": {cfg: tokens, once: true, setup: func(w *world) {
+			w.before["2 change p"] = func() { w.finish("p", format.MarkFamily, base+100, format.EncodeRollback(base+100)) }
+		}, do: writing("p:q s:q")},
+		"settled as rolled back": {cfg: tokens, once: true, setup: func(w *world) {
+			w.before["2 change p"] = func() {
+				w.finish("p", format.MarkFamily, base+100, format.EncodeRollback(base+100))
+				w.Inject("2 change p", worldtest.ErrNever)
+			}
+		}, do: func(ctx context.Context, w *world) (string, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			return writing("p:q s:q", SettleWithin(time.Minute))(ctx, w)
+		}},
+		// While the first transaction has the latch, another one waits for it, and conflicts.
+		"latched": {once: true, setup: func(w *world) {
+			w.before["1 change p"] = func() {
+				go func() {
+					_, err := w.c.Update(w.Context(), func(_ context.Context, tx *Txn) error { setCells(tx, "p:q"); return nil })
+					if err != nil {
+						t.Error(err)
+					}
+				}()
+				synctest.Wait()
+			}
+		}, do: writing("p:q")},
 		"conflict": {setup: func(w *world) { w.Set("a", "s", format.WriteFamily, "f:q", (base + 500).Cell(), w.record(base+400)) }, do: writing("p:q s:q")},
 		"dead lock": {setup: func(w *world) {
 			l := format.Lock{Cell: Cell{Table: "a", Row: "s", Family: "f", Qualifier: "q"}, StartTS: base + 50, Kind: format.KindPut, Primary: cell, TTL: time.Microsecond}
@@ -293,6 +360,9 @@ func compare(t *testing.T, file string, programs map[string]program) {
 	}
 }
 
+// ended: which context ends first is not always the same.
+var ended = map[error]string{context.DeadlineExceeded: "ended", context.Canceled: "ended"}
+
 // run runs the program with one fault, and returns a line about it, what is stored then, and the requests.
 func (p program) run(t *testing.T, key, how string, fault error) (line, stored string, keys []string) {
 	newWorld(t, p.cfg, p.bulk, func(w *world) {
@@ -317,7 +387,7 @@ func (p program) run(t *testing.T, key, how string, fault error) (line, stored s
 		began := time.Now()
 		result, err := p.do(ctx, w)
 		took := time.Since(began).Round(time.Millisecond)
-		line = strings.TrimSpace(cmp.Or(key, "no fault")+" "+how) + ": " + result + " " + worldtest.ErrorName(err, base, nil)
+		line = strings.TrimSpace(cmp.Or(key, "no fault")+" "+how) + ": " + result + " " + worldtest.ErrorName(err, base, ended)
 		if took > 0 {
 			line += fmt.Sprintf(" after %v", took)
 		}
@@ -435,4 +505,39 @@ func TestReadsWithFaults(t *testing.T) {
 		}, Serializable())},
 		"delete row": {setup: stored, do: committing(func(ctx context.Context, tx *Txn) error { return tx.Table("a").DeleteRow(ctx, "p") })},
 	})
+}
+
+// TestClientOfWorld: a client gives hints through its oracle, closes an oracle of its own, and says that a
+// transaction is open once that takes long.
+func TestClientOfWorld(t *testing.T) {
+	newWorld(t, Config{TokenTTL: time.Hour}, false, func(w *world) {
+		tx, err := w.c.Begin(w.Context())
+		w.Must(err)
+		w.Did()
+		w.After(gctime.SafePointMaxAge()/3 - 1)
+		w.Expect("an open transaction", "")
+		w.After(1)
+		w.Expect("one that is open for long", "1 bulk worker")
+		tx.Rollback()
+		w.Must(w.c.Close(w.Context()))
+
+		own, err := NewClient(w.Context(), w, Config{TokenTTL: -1})
+		w.Must(err)
+		w.Must(own.Close(w.Context()))
+		if _, err := own.ownOracle.Timestamp(w.Context()); !errors.Is(err, tso.ErrClosed) {
+			t.Errorf("the oracle of a closed client: %v", err)
+		}
+		hinting := &hintingOracle{world: w}
+		hints, err := NewClient(w.Context(), w, Config{TokenTTL: -1, Oracle: hinting})
+		w.Must(err)
+		if hints.resolver.Hints.Carrier != tso.Hints(hinting) {
+			t.Error("the oracle does not carry hints")
+		}
+		w.Must(hints.Close(w.Context()))
+	})
+}
+
+type hintingOracle struct {
+	*world
+	tso.Hints
 }
