@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -148,8 +149,8 @@ const sweepLease = 10 * time.Minute
 // with the other pieces.
 func (j *journal) sweep(ctx context.Context, p changes.SweepPosition) error {
 	p, ok, err := changes.MoveSweep(ctx, j.search.Client, p, p.Row, false, sweepLease)
-	if err != nil || !ok {
-		return err // another worker has it
+	if !ok {
+		return err // nil: another worker has it
 	}
 	keys, err := changes.SampleRowKeys(ctx, j.search.Client, p.Table)
 	if isMissing(ctx, j.search, &j.missing, p.Table, err) {
@@ -161,11 +162,8 @@ func (j *journal) sweep(ctx context.Context, p changes.SweepPosition) error {
 	}
 	cuts := cutTable(p.Table, keys, j.pieces)
 	next := piece{table: p.Table, start: p.Row}
-	for _, c := range cuts {
-		if c.end > p.Row {
-			next.end = c.end
-			break
-		}
+	if i := slices.IndexFunc(cuts, func(c piece) bool { return c.end > p.Row }); i >= 0 {
+		next.end = cuts[i].end
 	}
 	if p.Row == "" {
 		j.scanner.sweeps.Add(1)
@@ -279,7 +277,7 @@ func (j *journal) turn(ctx context.Context) error {
 	}
 	j.scanner.reads.Add(1)
 	sum, nothing, failed := j.read(ctx, tables, first, parts, of)
-	j.ends(time.Since(began), sum, parts, of, nothing, failed != nil || ctx.Err() != nil)
+	j.ends(time.Since(began), sum, parts, of, nothing, failed != nil)
 	release(errors.Join(failed, ctx.Err()))
 	return failed
 }

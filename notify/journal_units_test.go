@@ -16,6 +16,8 @@ import (
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -147,6 +149,18 @@ func TestPiecesOfASweep(t *testing.T) {
 		}
 		<-failing.Fired()
 		broken = false
+		for _, row := range []string{"z", ""} {
+			p := position(t, env.Client)
+			p.Missed = true
+			if _, ok, err := changes.MoveSweep(t.Context(), env.Client, p, row, false, 0); err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+		}
+		<-time.After(time.Second)
+		if err := j.look(t.Context(), true); err != nil || !position(t, env.Client).Missed || position(t, env.Client).Row != "z" {
+			t.Errorf("after a piece that was missed: %v, %+v", err, position(t, env.Client))
+		}
+		offers = nil
 		due()
 		samples := faults.On("samples", func(c txntest.Call) bool { return c.Method == "SampleRowKeys" }, txntest.DropRequest, 0)
 		if err := j.look(t.Context(), true); err == nil || position(t, env.Client).Row != "z" || len(offers) > 0 {
@@ -168,6 +182,18 @@ func TestPiecesOfASweep(t *testing.T) {
 				t.Errorf("the record of another table is damaged: %v; journals of %v, complete %v", err, j.journaled, j.covered)
 			}
 		}
+		refused := 0
+		j.search.Client = env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if call.Step == txntest.StepSweep && call.Method == "CheckAndMutateRow" && refused == 0 {
+				refused++
+				return status.Error(codes.PermissionDenied, "refused on purpose")
+			}
+			return nil
+		})...)
+		if err := j.moveOn(t.Context(), position(t, env.Client), "z", time.Hour); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("the sweep cannot be moved on: %v after %d refusals", err, refused)
+		}
+		j.search.Client = c
 		if err := c.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -394,11 +420,18 @@ func TestTurns(t *testing.T) {
 				}
 			})
 		}
+		refused := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if call.Step == txntest.StepJournalRead {
+				return status.Error(codes.PermissionDenied, "refused on purpose")
+			}
+			return nil
+		})...)
 		name := fmt.Sprintf("journal/%x", sha256.Sum256([]byte(`["t"] ["o"]`)))
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for when, tt := range map[string]struct {
 			ctx      context.Context
+			fails    bool
 			share    int // 0: 3
 			busy     bool
 			whole    time.Duration // since
@@ -422,6 +455,7 @@ func TestTurns(t *testing.T) {
 			"busy":                            {tables: []string{"t"}, busy: true, whole: 36*time.Second - 1, cost: longRead, reads: pending(1, 1, 3), left: 36*time.Second - 1, interval: time.Second},
 			"busy for long":                   {tables: []string{"t"}, busy: true, whole: 36 * time.Second, reads: pending(0, 1, 1), interval: time.Second},
 			"busy for long, not alone":        {tables: []string{"t"}, busy: true, whole: 36 * time.Second, cost: longRead, reads: pending(1, 1, 3), asked: []string{"acquire 1m0s"}, left: 24 * time.Second, interval: time.Second},
+			"idle, alone, it fails":           {fails: true, tables: []string{"t"}, cost: longRead, free: true, asked: []string{"acquire 1m0s", "release"}, interval: time.Second},
 			"idle, alone, its context ends":   {ctx: ended, tables: []string{"t"}, cost: longRead, free: true, asked: []string{"acquire 1m0s", "release"}, interval: time.Second},
 			"idle for long, another one read": {tables: []string{"t"}, cost: longRead, asked: []string{"acquire 1m0s"}, interval: 12 * time.Second},
 		} {
@@ -436,8 +470,11 @@ func TestTurns(t *testing.T) {
 			if tt.ctx != nil {
 				ctx = tt.ctx
 			}
+			if tt.fails {
+				j.search.Client = refused
+			}
 			got := reads(func() {
-				if err := j.turn(ctx); err != nil && tt.ctx == nil {
+				if err := j.turn(ctx); (err != nil) != (tt.fails || tt.ctx != nil) {
 					t.Errorf("%s: %v", when, err)
 				}
 			})
@@ -457,7 +494,7 @@ func TestTurns(t *testing.T) {
 			if !slices.Equal(asked, tt.asked) {
 				t.Errorf("%s: asked %q, want %q", when, asked, tt.asked)
 			}
-			if n := int(j.scanner.reads.Load()); n != min(len(tt.reads), 1) && tt.ctx == nil || len(tt.tables) > 0 && len(tt.reads) == 0 && tt.ctx == nil && (j.interval != tt.interval || j.rest != 0) {
+			if n := int(j.scanner.reads.Load()); n != min(len(tt.reads), 1) && tt.ctx == nil && !tt.fails || len(tt.tables) > 0 && len(tt.reads) == 0 && tt.ctx == nil && !tt.fails && (j.interval != tt.interval || j.rest != 0) {
 				t.Errorf("%s: %d reads, interval %v, rest %v", when, n, j.interval, j.rest)
 			}
 			if tt.reads != nil && tt.left == 0 {

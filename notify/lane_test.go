@@ -254,6 +254,7 @@ func TestTimers(t *testing.T) {
 		}
 		later.after(time.Second, call)
 		later.close()
+		later.after(time.Second, call)
 		<-time.After(time.Minute)
 		if n := calls.Load(); n != 2*maxTimers {
 			t.Errorf("%d calls after close", n-2*maxTimers)

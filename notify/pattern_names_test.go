@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"cloud.google.com/go/bigtable"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -67,8 +70,21 @@ func TestPatternOverLongQualifiers(t *testing.T) {
 		start(t, w)
 		pass(2 * time.Minute)
 		cells, err := notify.Backfill(t.Context(), env.Client, "docs", txn.Pattern("d", "tag/"), nil, nil)
-		if !errors.Is(err, txn.ErrLimit) || !strings.Contains(err.Error(), "4 cells") || cells != 4 {
+		first := fmt.Sprintf("The first is %s, observer tags", cellIn(columnOf("docs", "d", one), "r"))
+		if !errors.Is(err, txn.ErrLimit) || !strings.Contains(err.Error(), "4 cells") || !strings.HasSuffix(err.Error(), first) || cells != 4 {
 			t.Errorf("backfill of %d cells: %v", cells, err)
+		}
+		if cells, err := notify.Backfill(t.Context(), env.Client, "docs", txn.Pattern("d", both), bigtable.RowList{"r"}, nil); !errors.Is(err, txn.ErrLimit) || cells != 0 {
+			t.Errorf("backfill of one cell whose name is too long: %d, %v", cells, err)
+		}
+		refused := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(c txntest.Call) error {
+			if c.Step == txntest.StepNotify {
+				return status.Error(codes.PermissionDenied, "refused on purpose")
+			}
+			return nil
+		})...)
+		if cells, err := notify.Backfill(t.Context(), refused, "docs", txn.Pattern("d", "tag/"), nil, nil); status.Code(err) != codes.PermissionDenied || cells != 0 {
+			t.Errorf("a backfill that is refused: %d, %v", cells, err)
 		}
 		if err := changes.Notify(t.Context(), env.Client, cellIn(columnOf("docs", "d", both), "r")); !errors.Is(err, txn.ErrLimit) {
 			t.Errorf("a notification that no observer can acknowledge: %v", err)

@@ -298,8 +298,8 @@ func (s *sweeper) tables() []string {
 func (s *sweeper) shuffled(ctx context.Context, tables []string) ([]piece, error) {
 	var all []piece
 	for _, table := range tables {
-		c, ok := s.cuts[table]
-		if !ok || time.Since(c.at) > cutMaxAge {
+		c := s.cuts[table]
+		if time.Since(c.at) > cutMaxAge {
 			keys, err := changes.SampleRowKeys(ctx, s.search.Client, table)
 			switch {
 			case err == nil:

@@ -16,6 +16,8 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -305,6 +307,17 @@ func TestBackfillExactly(t *testing.T) {
 			if n != rows || err != nil || !slices.Equal(said, want) {
 				t.Errorf("%d rows: %d, %v, said %q, want %q", rows, n, err, said, want)
 			}
+		}
+		refused := false
+		once := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if call.Step == txntest.StepNotify && !refused {
+				refused = true
+				return status.Error(codes.PermissionDenied, "refused on purpose")
+			}
+			return nil
+		})...)
+		if n, err := Backfill(t.Context(), once, "t", column, nil, nil); status.Code(err) != codes.PermissionDenied || n != 0 {
+			t.Errorf("the first batch is refused: %d, %v", n, err)
 		}
 	})
 }
