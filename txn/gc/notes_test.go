@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,9 @@ import (
 	"cloud.google.com/go/bigtable"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -47,6 +51,79 @@ func noteReads(c txntest.Call) bool {
 	return ok && strings.Contains(r.GetFilter().String(), `"rows"`)
 }
 
+// brokenOnce breaks the first matching read of rows after its first message, for lack of quota.
+func brokenOnce(match func(txntest.Call) bool, broke *atomic.Bool) grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := streamer(ctx, desc, cc, method, opts...)
+		return &breaking{ClientStream: s, method: method, match: match, broke: broke}, err
+	})
+}
+
+type breaking struct {
+	grpc.ClientStream
+	method   string
+	match    func(txntest.Call) bool
+	broke    *atomic.Bool
+	matched  bool
+	received int
+}
+
+func (s *breaking) SendMsg(m any) error {
+	if msg, ok := m.(proto.Message); ok {
+		s.matched = s.match(txntest.Classify(s.method, msg))
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *breaking) RecvMsg(m any) error {
+	if s.received++; s.received == 2 && s.matched && !s.broke.Swap(true) {
+		return status.Error(codes.ResourceExhausted, "on purpose")
+	}
+	return s.ClientStream.RecvMsg(m)
+}
+
+// TestBrokenReads: rows and notes that were read before a read broke count once, and none is lost.
+func TestBrokenReads(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, match := range []func(txntest.Call) bool{noteReads, func(c txntest.Call) bool {
+		r, ok := c.Request.(*btpb.ReadRowsRequest)
+		return ok && c.Table == "a" && strings.Contains(r.GetFilter().String(), format.MarkFamily)
+	}} {
+		for _, full := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				env := newTable(t)
+				<-time.After(retention + time.Minute)
+				if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, FullEvery: day}); err != nil {
+					t.Fatal(err)
+				}
+				for i, row := range []string{"bob", "joe", "sue"} {
+					set(t, env.Client, row, "1")
+					set(t, env.Client, row, "2")
+					ts, err := env.Client.Timestamp(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					putRecord(t, env, fmt.Sprintf("%s/%d", changed.KeyAt(ts), i), changed.Qualifier, &recordpb.ChangedRows{
+						FormatVersion: format.Version, Tables: []*recordpb.ChangedRows_Table{{Name: "a", Rows: [][]byte{[]byte(row)}}}})
+				}
+				<-time.After(retention + time.Minute)
+				var broke atomic.Bool
+				c := env.NewClient(txn.Config{TokenTTL: -1}, brokenOnce(match, &broke))
+				r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention, FullEvery: day, Restart: full, Rate: 1000})
+				if err != nil || r.Changes == full || r.Total.Rows != 3 || r.Total.Versions != 3 || !broke.Load() {
+					t.Errorf("full: %t: %+v, %v, broke: %t", full, r, err, broke.Load())
+				}
+				if err := env.Bigtable.Open(format.DefaultMetadataTable).ReadRows(t.Context(), bigtable.PrefixRange(changed.RowPrefix), func(r bigtable.Row) bool {
+					t.Errorf("note %q is left", r.Key())
+					return true
+				}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 // TestDividedNotes: minNotes notes are divided by time, as far as the first one says its time. An answer that was cut
 // off does not count.
 func TestDividedNotes(t *testing.T) {
@@ -65,14 +142,15 @@ func TestDividedNotes(t *testing.T) {
 				}
 				putRecord(t, env, row, changed.Qualifier, &recordpb.ChangedRows{FormatVersion: format.Version})
 			}
-			faults := txntest.NewFaults(t)
-			faults.On("cut", noteReads, txntest.CutStream, 1)
-			c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+			var broke atomic.Bool
+			c := env.NewClient(txn.Config{TokenTTL: -1}, brokenOnce(noteReads, &broke))
 			rows, err := gc.NotesDivided(t.Context(), access.ResolverOf(c), 2*hour)
 			if err != nil || len(rows) != tt.want || rows[0] != changed.RowPrefix || tt.want == 60 && rows[1] != changed.KeyAt(hour+hour/60) {
 				t.Errorf("%d notes from %s: %d parts, %q, %v", tt.notes, tt.first, len(rows), rows[:min(len(rows), 2)], err)
 			}
-			faults.Wait()
+			if !broke.Load() {
+				t.Error("no read broke")
+			}
 		})
 	}
 }
@@ -157,6 +235,15 @@ func TestCollectedNotes(t *testing.T) {
 			{FormatVersion: format.Version, Ts: int64(r.SafePoint)}, {FormatVersion: format.Version, Ts: int64(r.SafePoint) + 1}, {FormatVersion: format.Version + 1, Ts: 1},
 		} {
 			putRecord(t, env, fmt.Sprintf("%s%016x", recovery.SettledRowPrefix, i), recovery.SettledQualifier, claim)
+		}
+		refused := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if call.Method == "MutateRows" && strings.HasPrefix(call.Row, recovery.SettledRowPrefix) {
+				return status.Error(codes.PermissionDenied, "on purpose")
+			}
+			return nil
+		})...)
+		if r, err := gc.Run(t.Context(), refused, gc.Config{Retention: 24 * time.Hour, Restart: true}); status.Code(err) != codes.PermissionDenied || r.Finished {
+			t.Errorf("the claims stay: %+v, %v", r, err)
 		}
 		full = collect(gc.Config{Retention: 24 * time.Hour, Restart: true}) // with the same safe point
 		if full.Changes || full.SafePoint != r.SafePoint || full.Total.Rows != 2 {

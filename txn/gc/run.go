@@ -84,7 +84,7 @@ func newRun(c *recovery.Resolver, cfg Config) (*run, error) {
 // setStreams sets how much this collector reads at a time, in a run with a rate.
 func (r *run) setStreams(all float64) {
 	r.page, r.streams, r.limiter = pageRows, maxStreams, rate.NewLimiter(rate.Inf, 0)
-	if all == 0 || r.cfg.Rate > 0 {
+	if r.cfg.Rate > 0 {
 		all = min(cmp.Or(all, r.cfg.Rate), r.cfg.Rate)
 	}
 	if all > 0 {

@@ -383,3 +383,24 @@ func TestLocksAreCounted(t *testing.T) {
 		}
 	})
 }
+
+// TestPositionBetweenTables: a run that is interrupted at the end of a table has its position at the next one.
+func TestPositionBetweenTables(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t)
+		env.CreateTable("b", "f")
+		set(t, env.Client, "bob", "1")
+		<-time.After(retention + time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		if r, err := gc.Run(ctx, env.Client, gc.Config{Retention: retention, Rate: 1000, Progress: func(p gc.Progress) {
+			if p.Phase == gc.PhaseCollect {
+				cancel()
+			}
+		}}); !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if run := storedRun(t, env); len(run.Parts) != 1 || run.Parts[0].Table != "b" || len(run.Parts[0].Row) != 0 {
+			t.Errorf("the record is %v", run)
+		}
+	})
+}
