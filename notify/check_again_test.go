@@ -164,3 +164,20 @@ func TestBackfillOfOneColumn(t *testing.T) {
 		}
 	})
 }
+
+// TestNoHints: a worker takes hints of its own process, unless it is configured to take none.
+func TestNoHints(t *testing.T) {
+	for _, none := range []bool{false, true} {
+		virtual(t, func(t *testing.T, env *txntest.Env) {
+			w := newWorker(t, env.Client, notify.Config{Finder: newGivenFinder(), NoHints: none})
+			handle(t, w, "o", input, observeEffect)
+			start(t, w)
+			pass(time.Second)
+			put(t, env.Client, input, "row", "v")
+			pass(time.Second)
+			if s := w.Stats(); (s.Hinted == 0) != none || (s.Runs == 0) != none {
+				t.Errorf("NoHints: %t: %+v", none, s)
+			}
+		})
+	}
+}

@@ -7,8 +7,26 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
+
+// brokenMeters fail to make counters.
+type (
+	brokenMeters struct{ noop.MeterProvider }
+	brokenMeter  struct{ noop.Meter }
+)
+
+var errMeter = errors.New("no counters on purpose")
+
+func (brokenMeters) Meter(string, ...metric.MeterOption) metric.Meter { return brokenMeter{} }
+
+func (brokenMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return nil, errMeter
+}
 
 func TestConfigDefaults(t *testing.T) {
 	want := Config{
@@ -38,5 +56,12 @@ func TestConfigIsChecked(t *testing.T) {
 		if _, err := cfg.withDefaults(); !errors.Is(err, txn.ErrInvalid) || !strings.Contains(err.Error(), "Config."+field+" is -") {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+}
+
+// TestWorkerWithoutMetrics: a worker whose metrics cannot be made is refused.
+func TestWorkerWithoutMetrics(t *testing.T) {
+	if w, err := NewWorker(txntest.New(t).Client, Config{MeterProvider: brokenMeters{}}); w != nil || !errors.Is(err, errMeter) {
+		t.Errorf("%+v, %v", w, err)
 	}
 }
