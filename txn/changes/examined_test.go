@@ -130,6 +130,10 @@ func TestExaminedEntries(t *testing.T) {
 						if err := c.CheckTable(t.Context(), "t"); err != nil { // its schema is fresh
 							t.Fatal(err)
 						}
+						if _, err := access.ResolverOf(c).SafePoint.Current(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+						synctest.Wait() // what the client does by itself
 						mu.Lock()
 						listening, n = true, i
 						mu.Unlock()

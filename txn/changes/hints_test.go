@@ -2,6 +2,7 @@ package changes_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"testing"
 
@@ -61,6 +62,22 @@ func TestHintsBetweenProcesses(t *testing.T) {
 	}
 	cancel()
 	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// refusedHints are hints that cannot be subscribed to.
+type refusedHints struct{ hintingOracle }
+
+var errHints = errors.New("on purpose")
+
+func (refusedHints) SubscribeHints(context.Context, []string, func(tso.Hint)) error { return errHints }
+
+// TestHintsRefused: a worker learns that it gets no hints.
+func TestHintsRefused(t *testing.T) {
+	oracle := refusedHints{hintingOracle{tso.NewLocal(tso.LocalConfig{}), tso.NewMemoryHints()}}
+	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
+	if err := changes.SubscribeHints(t.Context(), env.Client, []changes.ObservedColumn{{Table: "t", Column: observedCell.Column()}}, func(txn.Cell) {}); !errors.Is(err, errHints) {
 		t.Error(err)
 	}
 }

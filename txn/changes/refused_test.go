@@ -238,7 +238,7 @@ func TestStoredLetters(t *testing.T) {
 		t.Fatalf("%v, %v", raw, err)
 	}
 	m := bigtable.NewMutation()
-	m.Set(store.DeployFamily, "letter", (letter.ParkedTS + 1).Cell(), []byte("\xff"))
+	m.Set(store.DeployFamily, "letter", (letter.ParkedTS + 1).Cell(), append(format.Marshal(&recordpb.DeadLetter{FormatVersion: format.Version}), 0xff))
 	if err := metadata.Apply(t.Context(), row, m); err != nil {
 		t.Fatal(err)
 	}
@@ -323,5 +323,23 @@ func TestPreviousBelowTheSafePoint(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestMoveSweepWithoutTime: a client that does not know the time moves no sweep.
+func TestMoveSweepWithoutTime(t *testing.T) {
+	env := newObservedTable(t)
+	all, err := changes.SweepPositions(t.Context(), env.Client, nil, "t")
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+		if call.Row == "oracle" {
+			return status.Error(codes.PermissionDenied, "on purpose")
+		}
+		return nil
+	})...)
+	if _, ok, err := changes.MoveSweep(t.Context(), c, all[0], "", false, 0); ok || status.Code(err) != codes.PermissionDenied {
+		t.Errorf("moved: %t, %v", ok, err)
 	}
 }

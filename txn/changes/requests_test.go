@@ -33,6 +33,7 @@ func TestNothingToDo(t *testing.T) {
 		"Notify":             func() error { return changes.Notify(t.Context(), c) },
 		"ClearNotifications": func() error { return changes.ClearNotifications(t.Context(), c) },
 		"Enter":              func() error { return changes.Enter(t.Context(), c, 1) },
+		"SweepPositions":     func() error { _, err := changes.SweepPositions(t.Context(), c, nil); return err },
 		"a cell without anything to remove": func() error {
 			return changes.ClearNotifications(t.Context(), c, changes.Cleared{Cell: observedCell})
 		},
@@ -440,6 +441,14 @@ func TestJournaledTables(t *testing.T) {
 		}
 		if got, err := changes.Journaled(t.Context(), env.Client, "none"); got || !errors.Is(err, txn.ErrNotInitialized) {
 			t.Errorf("a table that does not exist: %t, %v", got, err)
+		}
+		faults := txntest.NewFaults(t)
+		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+		if err := changes.ClearNotifications(t.Context(), c, changes.Cleared{Cell: observedCell, UpTo: 1}); err != nil {
+			t.Error(err)
+		}
+		if n := faults.Count()[txntest.StepJournalClear]; (n == 1) != want || n > 1 {
+			t.Errorf("%d removals of entries; journaled: %t", n, want)
 		}
 	}
 }

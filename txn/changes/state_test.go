@@ -286,7 +286,7 @@ func TestLockedObservations(t *testing.T) {
 
 // TestDamagedSweep: a record that does not parse, or of another version, is no position.
 func TestDamagedSweep(t *testing.T) {
-	for value, want := range map[string]error{"\xff": format.ErrCorrupt, string(format.Marshal(&recordpb.Sweep{FormatVersion: format.Version + 1})): format.ErrFormatVersion} {
+	for value, want := range map[string]error{"\xff": format.ErrCorrupt, string(format.Marshal(&recordpb.Sweep{FormatVersion: format.Version})) + "\xff": format.ErrCorrupt, string(format.Marshal(&recordpb.Sweep{FormatVersion: format.Version + 1})): format.ErrFormatVersion} {
 		if p, err := positionOf(recordpb.Journal_JOURNAL_ALWAYS, "t", 5, []byte(value)); !errors.Is(err, want) || p.Complete {
 			t.Errorf("%q: %+v, %v", value, p, err)
 		}
@@ -361,5 +361,26 @@ func TestCommittedAcknowledgment(t *testing.T) {
 	record.Value = []byte("\xff")
 	if _, _, err := committedAck(t.Context(), nil, nil, ack, record, raw); !errors.Is(err, format.ErrCorrupt) {
 		t.Errorf("a damaged record: %v", err)
+	}
+}
+
+// TestUnfinishedNames: a column without a name is an error in each family, and a run of an observer of weak notifications
+// may have left something, whatever it has acknowledged.
+func TestUnfinishedNames(t *testing.T) {
+	s := &store.Schema{Families: []string{"f"}, Observed: map[format.Column]store.Registration{changed.Column(): {Observers: []string{"o"}, Weak: true}}}
+	for _, family := range []string{format.NotifyFamily, format.LockFamily, format.WriteFamily} {
+		_, value := format.EncodeCommit(changed, changed, format.KindPut, 5)
+		if family == format.LockFamily {
+			value = format.EncodeLock(&format.Lock{Cell: changed, Primary: changed, Kind: format.KindPut, StartTS: 5})
+		}
+		raw := bigtable.Row{family: {item(family, "nameless", 5, value)}}
+		if u, err := unfinishedRow(t.Context(), nil, &store.Table{Name: "t"}, s, raw, 7, true); !errors.Is(err, format.ErrCorrupt) || u != nil {
+			t.Errorf("%s: %+v, %v", family, u, err)
+		}
+	}
+	raw := bigtable.Row{format.WriteFamily: {item(format.WriteFamily, format.AckColumn(changed.Column(), "o").Key(), 9, nil)}}
+	u, err := unfinishedRow(t.Context(), nil, &store.Table{Name: "t"}, s, raw, 7, true)
+	if d := cmp.Diff([]Unfinished{{Cell: changed, TS: 9, Ran: true}}, u); d != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, d)
 	}
 }

@@ -514,13 +514,14 @@ func TestStatusOfRecords(t *testing.T) {
 		if d := cmp.Diff(want, *s); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
+		damaged := append(format.Marshal(run), 0xff)
 		run.FormatVersion++
 		putRecord(t, env, store.GCRowKey, "run", run)
 		if s, err := gc.ReadStatus(t.Context(), env.Client); err != nil || s.Run.Phase != gc.PhaseNone || s.Run.Owner != "" {
 			t.Errorf("of another format: %+v, %v", s, err)
 		}
 		m := bigtable.NewMutation()
-		m.Set(store.DeployFamily, "run", 0, []byte("\x0a\xff"))
+		m.Set(store.DeployFamily, "run", 0, damaged)
 		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), store.GCRowKey, m); err != nil {
 			t.Fatal(err)
 		}
