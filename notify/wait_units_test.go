@@ -78,20 +78,36 @@ func TestChecksOfWait(t *testing.T) {
 		if left := check("a change is pending", "map[scratch:1 t:1]"); left == nil || left.Cell != notificationOf("r").Cell || left.Lock != nil {
 			t.Errorf("a change is pending: %+v", left)
 		}
-		lost := txntest.NewFaults(t)
-		lost.OnStep(txntest.StepSecondaries, txntest.Crash)
-		if _, err := env.NewClient(txn.Config{TokenTTL: -1}, lost.DialOptions()...).Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-			tx.Table("u").Set("a", "f", "primary", nil)
-			tx.Table("t").Set("a", "f", "q", nil)
-			return nil
-		}); err != nil {
-			t.Fatal(err)
+		dead := func(row string, step txntest.Step) {
+			t.Helper()
+			lost := txntest.NewFaults(t)
+			dies := lost.OnStep(step, txntest.Crash)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := env.NewClient(txn.Config{TokenTTL: -1}, lost.DialOptions()...).Update(ctx, func(_ context.Context, tx *txn.Txn) error {
+				tx.Table("u").Set(row, "f", "primary", nil)
+				tx.Table("t").Set(row, "f", "q", nil)
+				return nil
+			}); (err != nil) != (step == txntest.StepCommit) {
+				t.Fatal(err)
+			}
+			<-dies.Fired()
+			lost.Kill()
+			<-time.After(time.Minute)
 		}
-		<-time.After(time.Minute)
+		for _, tt := range []struct {
+			step txntest.Step
+			row  string // that is left
+		}{{txntest.StepCommit, "r"}, {txntest.StepSecondaries, "b"}} {
+			dead("b", tt.step)
+			began := time.Now()
+			_, left, err := (&waiter{client: c, next: time.Hour}).check(t.Context())
+			if err != nil || left == nil || left.Cell != notificationOf(tt.row).Cell || left.Lock != nil || time.Since(began) > time.Minute {
+				t.Errorf("a client died at its %s: %+v, %v after %v", tt.step, left, err, time.Since(began))
+			}
+		}
+		dead("a", txntest.StepSecondaries)
 		refused("a dead client has left a lock")
-		if left := check("the lock is resolved", "map[scratch:1 t:1]"); left == nil || left.Cell != notificationOf("a").Cell || left.Lock != nil {
-			t.Errorf("the lock is resolved: %+v", left)
-		}
 		silent := env.NewClient(txn.Config{TokenTTL: -1, Oracle: silentOracle{env.Oracle()}})
 		if asOf, left, err := (&waiter{client: silent}).check(t.Context()); err == nil || asOf != 0 || left != nil {
 			t.Errorf("the oracle does not answer: %d, %+v, %v", asOf, left, err)
