@@ -537,3 +537,34 @@ func TestStatusOfRecords(t *testing.T) {
 		}
 	})
 }
+
+// TestHelperRemovesDeletes: a collector that only helps removes newest deletes up to the drained safe point, too.
+func TestHelperRemovesDeletes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newTable(t)
+		_, release, err := gc.Exclude(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		set(t, env.Client, "bob", "1")
+		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+			tx.Table("a").Delete("bob", "f", "q")
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := gc.ReadStatus(t.Context(), env.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		safePoint := int64(s.Now) - 1
+		putRecord(t, env, store.GCRowKey, "safe-point", &recordpb.SafePoint{FormatVersion: format.Version, Ts: safePoint, PublishedTs: safePoint, ResolvedTs: safePoint, DrainedTs: safePoint, RetentionMicros: retention.Microseconds()})
+		putRecord(t, env, store.GCRowKey, "run", &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: safePoint, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_COLLECT, Divided: true, Parts: []*recordpb.GarbageRun_Part{{Id: 1}}})
+		ctx, cancel := context.WithTimeout(t.Context(), 13*time.Second)
+		defer cancel()
+		if r, err := gc.Run(ctx, env.NewClient(txn.Config{TokenTTL: -1}), gc.Config{Retention: retention}); !errors.Is(err, context.DeadlineExceeded) || r.Total.Deletes != 1 || r.Total.Versions != 2 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	})
+}
