@@ -113,7 +113,7 @@ func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error 
 	}
 	t := tx.Table(c.Table)
 	s, err := c.read(ctx, t, key)
-	if len(s.gained) == 0 {
+	if err != nil || len(s.gained) == 0 {
 		return err
 	}
 	t.Set(key, c.Family, c.Qualifier, encodeCount(s.sum+s.unfolded))

@@ -78,7 +78,9 @@ func (j *journal) begin(ctx context.Context) error {
 	j.fleet.count(ctx, j.search)
 	j.share, j.old = j.fleet.share, j.fleet.old
 	if j.fleet.share > 1 {
-		_ = pause.For(ctx, pause.Jitter(j.least)) // look sees that ctx has ended
+		if err := pause.For(ctx, pause.Jitter(j.least)); err != nil {
+			return err
+		}
 		j.fleet.counted = time.Time{}
 		j.fleet.count(ctx, j.search)
 		j.share, j.old = j.fleet.share, j.fleet.old
@@ -149,8 +151,8 @@ const sweepLease = 10 * time.Minute
 // with the other pieces.
 func (j *journal) sweep(ctx context.Context, p changes.SweepPosition) error {
 	p, ok, err := changes.MoveSweep(ctx, j.search.Client, p, p.Row, false, sweepLease)
-	if !ok {
-		return err // nil: another worker has it
+	if err != nil || !ok {
+		return err // another worker has it
 	}
 	keys, err := changes.SampleRowKeys(ctx, j.search.Client, p.Table)
 	if isMissing(ctx, j.search, &j.missing, p.Table, err) {

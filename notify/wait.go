@@ -132,7 +132,7 @@ func (w *waiter) check(ctx context.Context) (asOf tso.Timestamp, left *changes.U
 func (w *waiter) first(ctx context.Context, tables []string, asOf tso.Timestamp, allLocks bool) (*changes.Unfinished, error) {
 	for _, table := range tables {
 		for u, err := range changes.FindUnfinished(ctx, w.client, table, nil, asOf, allLocks) {
-			if u.Lock != nil {
+			if err == nil && u.Lock != nil {
 				var left *changes.Unfinished
 				if left, err = w.unlocked(ctx, table, u, asOf, allLocks); err == nil && left == nil {
 					continue

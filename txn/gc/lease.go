@@ -84,6 +84,7 @@ func (l *lease) renew(ctx context.Context, c *recovery.Resolver) {
 		case err == nil && !ok:
 			l.lost.Store(&BusyError{Holder: by.Owner, Left: by.Left, Lost: true})
 			l.cancel()
+			return
 		}
 	}
 }

@@ -181,8 +181,8 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 // says that. An observer without one has seen nothing, so no delete can surprise it.
 func setSeen(columns map[format.Column]*columnCells) {
 	for ack, h := range columns {
-		observed, _, _ := format.ObserverOf(ack)
-		if columns[observed] == nil || len(h.writes) == 0 {
+		observed, _, ok := format.ObserverOf(ack)
+		if !ok || columns[observed] == nil || len(h.writes) == 0 {
 			continue
 		}
 		newest := slices.MaxFunc(h.writes, func(a, b columnWrite) int { return cmp.Compare(a.CommitTS, b.CommitTS) }).StartTS
