@@ -19,7 +19,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/tso/pause"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 )
@@ -556,12 +555,12 @@ func (src *SchemaSource) newer(ctx context.Context, old *Schema, shared bool) (*
 	case <-ctx.Done():
 		return nil, ended()
 	}
-	for wait := time.Second; ; wait = min(2*wait, 16*time.Second) {
+	for pause := (Backoff{2 * time.Second, 24 * time.Second}).Start(); ; {
 		if s, err = src.newerOnce(ctx, old, &quota.check); !errors.As(err, &quota) {
 			return s, err
 		}
 		st.Log.WarnContext(ctx, "the quota of the admin service is used up", "table", src.table.Name, "error", err)
-		if Sleep(ctx, pause.Jitter(wait)) != nil {
+		if pause.Wait(ctx, 0) != nil {
 			return nil, ended()
 		}
 	}
