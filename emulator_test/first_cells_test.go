@@ -47,19 +47,21 @@ func manyQualifiers(t *testing.T, env *txntest.Env, n int) {
 // columns more.
 func TestFirstCellsRoundTrips(t *testing.T) {
 	for _, tt := range []struct {
-		deleted, requests int
-		want              string
+		cells, deleted, requests int
+		want                     string
 	}{
-		{0, 1, "000 001 002"},
-		{16, 1, "016 017 018"},
-		{17, 2, "017 018 019"},
-		{83, 2, "083 084 085"}, // 3+16 columns, then 3+64 more
-		{84, 3, "084 085 086"},
-		{150, 3, "150 151 152"},
-		{199, 3, "199"},
-		{200, 3, ""},
+		{1, 16, 1, "016"},
+		{1, 17, 2, "017"},
+		{3, 0, 1, "000 001 002"},
+		{3, 16, 1, "016 017 018"},
+		{3, 17, 2, "017 018 019"},
+		{3, 83, 2, "083 084 085"}, // 3+16 columns, then 3+64 more
+		{3, 84, 3, "084 085 086"},
+		{3, 150, 3, "150 151 152"},
+		{3, 199, 3, "199"},
+		{3, 200, 3, ""},
 	} {
-		t.Run(fmt.Sprintf("%d deleted", tt.deleted), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d cells, %d deleted", tt.cells, tt.deleted), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1})
 				manyQualifiers(t, env, tt.deleted)
@@ -77,7 +79,7 @@ func TestFirstCellsRoundTrips(t *testing.T) {
 					},
 				} {
 					faults.Reset()
-					row, err := read(txn.Families("f"), txn.CellsPerRow(3))
+					row, err := read(txn.Families("f"), txn.CellsPerRow(tt.cells))
 					if got := qualifiers(row); err != nil || got != tt.want {
 						t.Errorf("%s: %q, %v; want %q", name, got, err, tt.want)
 					}

@@ -32,6 +32,14 @@ func TestUpdateStops(t *testing.T) {
 			return err
 		}
 	}
+	t.Run("one attempt", func(t *testing.T) {
+		runs := 0
+		_, err := env.Client.Update(ctx, conflict(&runs), txn.MaxAttempts(1))
+		wantError(t, err, txn.ErrConflict, "1 attempts")
+		if runs != 1 {
+			t.Errorf("the function ran %d times; want once", runs)
+		}
+	})
 	t.Run("attempts", func(t *testing.T) {
 		runs := 0
 		_, err := env.Client.Update(ctx, conflict(&runs), txn.MaxAttempts(3), txn.Named("always loses"))
