@@ -412,8 +412,8 @@ func holdScans(t *testing.T, view *txn.View, n int) {
 // Scans of slow callers use only some of a connection's streams. More scans make a
 // request for each page.
 func TestScansBeyondTheirStreams(t *testing.T) {
-	faults := txntest.NewFaults(t)
-	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
+	faults, seen := txntest.NewFaults(t), newSizes(t)
+	env := txntest.New(t, txntest.WithDialOptions(append(faults.DialOptions(), seen.dialOptions()...)...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	env.CreateTable("t", "f")
 	update(t, env, "t", func(tbl *txn.Table) {
 		for i := range 600 {
@@ -435,6 +435,20 @@ func TestScansBeyondTheirStreams(t *testing.T) {
 			t.Errorf("%d rows in %d requests, want %d", n, reads, want)
 		}
 		holdScans(t, view, 1)
+	}
+	// A request asks for a page, or for fewer rows if the limit allows.
+	for limit, want := range map[int]int64{20: 36, 500: 256} {
+		seen.reset()
+		for _, err := range view.ReadRows(t.Context(), nil, txn.Limit(limit)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		seen.mu.Lock()
+		if got := seen.reads[0].RowsLimit; got != want {
+			t.Errorf("a scan of %d rows asks for %d, want %d", limit, got, want)
+		}
+		seen.mu.Unlock()
 	}
 }
 

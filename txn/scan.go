@@ -79,9 +79,8 @@ func (s *scan) request(ctx context.Context) error {
 	}
 	if s.options.limit > 0 {
 		// 16 more, because some rows may have no visible cell.
-		if n := min(s.options.limit-s.yielded, store.MaxPageRows) + 16; limit == 0 || n < limit {
-			limit = n
-		}
+		n := min(s.options.limit-s.yielded, store.MaxPageRows) + 16
+		limit = min(cmp.Or(limit, n), n)
 	}
 	began, read, endRequest := time.Now(), 0, false
 	late := func() bool { return time.Since(began) > s.view.client.resolver.Store.Config.RPCTimeout/2 }
