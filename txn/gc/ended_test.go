@@ -259,15 +259,8 @@ func TestRefusedHelper(t *testing.T) {
 	for k, more := 1, true; more; k++ {
 		synctest.Test(t, func(t *testing.T) {
 			env := newTable(t)
-			_, release, err := gc.Exclude(t.Context(), env.Client)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer release()
-			s, err := gc.ReadStatus(t.Context(), env.Client)
-			if err != nil {
-				t.Fatal(err)
-			}
+			defer exclude(t, env)()
+			s := readStatus(t, env)
 			putRecord(t, env, store.GCRowKey, "run", &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_FENCE})
 			var mu sync.Mutex
 			n := -1000
@@ -345,18 +338,11 @@ func TestLostAnswers(t *testing.T) {
 func TestHelperOfTheNextPhase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newTable(t)
-		_, release, err := gc.Exclude(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release()
+		defer exclude(t, env)()
 		for _, row := range []string{"bob", "joe"} {
 			set(t, env.Client, row, "1")
 		}
-		s, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := readStatus(t, env)
 		lockRows(t, env, s.Now-2, 1)
 		record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_LOCKS, Divided: true, Parts: []*recordpb.GarbageRun_Part{{Id: 1}}}
 		putRecord(t, env, store.GCRowKey, "run", record)
@@ -398,17 +384,11 @@ func TestExcludedHelper(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				env := newTable(t)
-				_, release, err := gc.Exclude(t.Context(), env.Client)
-				if err != nil {
-					t.Fatal(err)
-				}
+				release := exclude(t, env)
 				for _, row := range []string{"bob", "joe", "sue"} {
 					set(t, env.Client, row, "1")
 				}
-				s, err := gc.ReadStatus(t.Context(), env.Client)
-				if err != nil {
-					t.Fatal(err)
-				}
+				s := readStatus(t, env)
 				record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_COLLECT, Rate: 2, Divided: true,
 					Parts: []*recordpb.GarbageRun_Part{{Id: 1, EndTable: "b"}, {Id: 2, Table: "b", Owner: "another"}}, Collectors: []*recordpb.GarbageRun_Collector{{Owner: "another", ExpiresTs: int64(s.Now) + time.Hour.Microseconds()}}}
 				putRecord(t, env, store.GCRowKey, "run", record)
@@ -455,19 +435,12 @@ func TestExcludedHelper(t *testing.T) {
 	}
 }
 
-// TestBlockedBesideOthers: a collector that waits for live locks no more ends when no other one works on the phase any more.
+// TestBlockedBesideOthers: a collector that waits for live locks fails only when no other collector works any more.
 func TestBlockedBesideOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newTable(t)
-		_, release, err := gc.Exclude(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release()
-		s, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		defer exclude(t, env)()
+		s := readStatus(t, env)
 		lockRows(t, env, s.Now-2, 1)
 		putRecord(t, env, store.GCRowKey, "run", &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_LOCKS, Divided: true,
 			Parts: []*recordpb.GarbageRun_Part{{Id: 1, EndTable: "b"}, {Id: 2, Table: "b", Owner: "another"}}, Collectors: []*recordpb.GarbageRun_Collector{{Owner: "another", ExpiresTs: int64(s.Now) + time.Hour.Microseconds()}}})
@@ -504,10 +477,7 @@ func TestStatusOfRecords(t *testing.T) {
 		} {
 			putRecord(t, env, recovery.TokenRowPrefix+name, recovery.TokenQualifier, w)
 		}
-		s, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := readStatus(t, env)
 		want := gc.Status{Now: s.Now,
 			Run:   gc.RunStatus{Phase: gc.PhaseLocks, SafePoint: 7, StartedTS: 8, Owner: "you", Parts: 3, Collectors: []gc.Collector{{Owner: "you", Parts: 2, Table: "a", Row: "m"}}},
 			Holds: []gc.Hold{{Owner: "b", OldestTS: 10, ExpiresTS: tso.Timestamp(at(time.Minute))}, {Owner: "a", Host: "host", PID: 3, OldestTS: 20, ExpiresTS: tso.Timestamp(at(time.Minute))}}}
@@ -542,11 +512,7 @@ func TestStatusOfRecords(t *testing.T) {
 func TestHelperRemovesDeletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newTable(t)
-		_, release, err := gc.Exclude(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release()
+		defer exclude(t, env)()
 		set(t, env.Client, "bob", "1")
 		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 			tx.Table("a").Delete("bob", "f", "q")
@@ -554,10 +520,7 @@ func TestHelperRemovesDeletes(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		s, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := readStatus(t, env)
 		safePoint := int64(s.Now) - 1
 		putRecord(t, env, store.GCRowKey, "safe-point", &recordpb.SafePoint{FormatVersion: format.Version, Ts: safePoint, PublishedTs: safePoint, ResolvedTs: safePoint, DrainedTs: safePoint, RetentionMicros: retention.Microseconds()})
 		putRecord(t, env, store.GCRowKey, "run", &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: safePoint, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_COLLECT, Divided: true, Parts: []*recordpb.GarbageRun_Part{{Id: 1}}})
@@ -567,4 +530,23 @@ func TestHelperRemovesDeletes(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
+}
+
+// exclude keeps collectors away until release is called.
+func exclude(t *testing.T, env *txntest.Env) (release func()) {
+	t.Helper()
+	_, release, err := gc.Exclude(t.Context(), env.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return release
+}
+
+func readStatus(t *testing.T, env *txntest.Env) *gc.Status {
+	t.Helper()
+	s, err := gc.ReadStatus(t.Context(), env.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

@@ -117,10 +117,7 @@ func TestReportExactly(t *testing.T) {
 		if d := cmp.Diff(want, *during); d != "" || during.Run.UpdatedTS <= r.Now || during.Now < during.Run.UpdatedTS {
 			t.Errorf("during the run (-want +got):\n%s", d)
 		}
-		later, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		later := readStatus(t, env)
 		want.Now, want.Run.UpdatedTS = later.Now, later.Run.UpdatedTS
 		want.Run.Phase, want.Run.Parts, want.Run.Collectors = gc.PhaseDone, 0, nil
 		want.Run.Rows, want.Run.Versions, want.Run.Cells, want.Run.Bytes = total.Rows, total.Versions, total.Cells, r.Total.Bytes
@@ -139,10 +136,7 @@ func TestReportExactly(t *testing.T) {
 		if len(held.HeldBy) != 1 || held.HeldBy[0].OldestTS > tx.StartTS() || held.SafePoint != held.HeldBy[0].OldestTS-1 || held.Previous != r.SafePoint {
 			t.Errorf("held: %+v, started at %d", held, tx.StartTS())
 		}
-		s, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := readStatus(t, env)
 		if d := cmp.Diff(held.HeldBy, s.Holds); d != "" || s.Holds[0].PID == 0 || s.Holds[0].Owner == "" || s.Holds[0].ExpiresTS < s.Now {
 			t.Errorf("holds at %d: %+v, %s", s.Now, s.Holds, d)
 		}

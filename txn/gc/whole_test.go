@@ -144,10 +144,7 @@ func TestMissingTable(t *testing.T) {
 func TestBusyCollector(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newTable(t)
-		_, release, err := gc.Exclude(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		release := exclude(t, env)
 		c := env.NewClient(txn.Config{TokenTTL: -1})
 		var busy *gc.BusyError
 		if r, err := gc.Run(t.Context(), c, gc.Config{Retention: retention}); r != nil || !errors.As(err, &busy) || busy.Lost {
@@ -190,14 +187,8 @@ func TestBusyCollector(t *testing.T) {
 func TestHelperWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newTable(t)
-		_, release, err := gc.Exclude(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := gc.ReadStatus(t.Context(), env.Client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		release := exclude(t, env)
+		s := readStatus(t, env)
 		record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now)}
 		var busy *gc.BusyError
 		for phase, restart := range map[recordpb.GarbageRun_Phase]bool{recordpb.GarbageRun_PHASE_DONE: false, recordpb.GarbageRun_PHASE_FENCE: true} {
@@ -240,14 +231,8 @@ func TestHelperLeadsNothing(t *testing.T) {
 	for _, replaced := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			env := newTable(t)
-			_, release, err := gc.Exclude(t.Context(), env.Client)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s, err := gc.ReadStatus(t.Context(), env.Client)
-			if err != nil {
-				t.Fatal(err)
-			}
+			release := exclude(t, env)
+			s := readStatus(t, env)
 			record := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: s.Lease.Owner, SafePoint: int64(s.Now) - 1, StartedTs: int64(s.Now), Phase: recordpb.GarbageRun_PHASE_FENCE}
 			putRecord(t, env, store.GCRowKey, "run", record)
 			began := time.Now()
