@@ -555,7 +555,7 @@ func (src *SchemaSource) newer(ctx context.Context, old *Schema, shared bool) (*
 	case <-ctx.Done():
 		return nil, ended()
 	}
-	for pause := (Backoff{2 * time.Second, 24 * time.Second}).Start(); ; {
+	for pause := (Backoff{time.Second, 24 * time.Second}).Start(); ; {
 		if s, err = src.newerOnce(ctx, old, &quota.check); !errors.As(err, &quota) {
 			return s, err
 		}
