@@ -20,6 +20,15 @@ type oracleWithLocks struct {
 
 func (o *oracleWithLocks) Locks() tso.Locks { return &o.countedLocks }
 
+// freeLocks are locks that no other worker holds.
+type freeLocks struct{}
+
+func (freeLocks) Acquire(_ context.Context, _, owner string, ttl time.Duration) (bool, tso.Holder, error) {
+	return true, tso.Holder{Owner: owner, Left: ttl}, nil
+}
+func (freeLocks) Release(context.Context, string, string) error      { return nil }
+func (freeLocks) Holder(context.Context, string) (tso.Holder, error) { return tso.Holder{}, nil }
+
 type countedLocks struct {
 	tso.Locks
 	acquired atomic.Int32
@@ -40,7 +49,7 @@ func TestLocksOfTheOracle(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, env *txntest.Env) {
 				register(t, env.Client, input, "o", false)
-				oracle := &oracleWithLocks{Oracle: env.Oracle(), countedLocks: countedLocks{Locks: tso.NewMemoryLocks()}}
+				oracle := &oracleWithLocks{Oracle: env.Oracle(), countedLocks: countedLocks{Locks: freeLocks{}}}
 				served := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute, Oracle: oracle}), notify.Config{NoLocks: tt.noLocks})
 				handle(t, served, "o", input, observeEffect)
 				stop := start(t, served)

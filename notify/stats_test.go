@@ -69,7 +69,7 @@ func TestStatsExactly(t *testing.T) {
 		other := env.NewClient(txn.Config{TokenTTL: time.Minute})
 		finder := &onDemand{asked: make(chan chan bool)}
 		w := newWorker(t, env.Client, notify.Config{
-			Finder: finder, Locks: &refusesOnce{Locks: tso.NewMemoryLocks()}, Queue: 1,
+			Finder: finder, Locks: &refusesOnce{Locks: freeLocks{}}, Queue: 1,
 			MaxAttempts: 2, ConflictAttempts: 2, Backoff: txn.Backoff{Min: time.Minute, Max: time.Minute},
 		})
 		attempts := map[string]int{} // one run at a time

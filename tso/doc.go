@@ -97,14 +97,13 @@
 // # Locks
 //
 // [Locks] are the paper's lightweight lock service: advisory locks that expire,
-// in memory, in the metadata table, or in the memory of the leading server.
+// in the metadata table, or in the memory of the leading server.
 //
 // # Hints
 //
 // [Hints] carry messages about new work to the processes that look for it, so
-// that these need not wait for their next scan: within a process by
-// [MemoryHints], between processes by a [Client] through the leading server. They
-// are best effort; all of them may be lost.
+// that these need not wait for their next scan. A [Client] sends and receives them
+// through the leading server. They are best effort; all of them may be lost.
 //
 // # Local mode
 //

@@ -23,8 +23,7 @@ type Hint struct {
 // of hints must also look for work without them. If all hints are lost, work
 // starts later, and nothing else is wrong.
 //
-// Two implementations: [MemoryHints] within a process, and [Client] between
-// processes, through the memory of the leading server.
+// [Client] implements them, through the memory of the leading server.
 type Hints interface {
 	// PublishHints sends each hint to one subscriber of its topic. It does not
 	// wait for that: it adds the hints to a bounded queue. It drops a hint that
@@ -62,33 +61,3 @@ type HintStats struct {
 	Unwanted    uint64 // had no subscriber for their topic
 	Subscribers int    // at present
 }
-
-// MemoryHints carry hints within one process. Each goes to one subscriber of
-// its topic: of two chosen at random, to the one with fewer hints waiting. If
-// the queue of that one is full, the hint goes to another. What waits for a
-// subscriber that leaves goes to the others. Make them with [NewMemoryHints].
-type MemoryHints struct {
-	router *hint.Router
-}
-
-var _ Hints = (*MemoryHints)(nil)
-
-// NewMemoryHints returns hints without subscribers.
-func NewMemoryHints() *MemoryHints { return &MemoryHints{hint.NewRouter()} }
-
-// PublishHints implements [Hints].
-func (m *MemoryHints) PublishHints(hints ...Hint) {
-	all := make([]hint.Hint, len(hints))
-	for i, h := range hints {
-		all[i] = hint.Hint(h)
-	}
-	m.router.Publish(all)
-}
-
-// SubscribeHints implements [Hints].
-func (m *MemoryHints) SubscribeHints(ctx context.Context, topics []string, deliver func(Hint)) error {
-	return m.router.Subscribe(ctx, topics, func(h hint.Hint) { deliver(Hint(h)) })
-}
-
-// Stats returns the counters.
-func (m *MemoryHints) Stats() HintStats { return HintStats(m.router.Stats()) }

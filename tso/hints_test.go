@@ -15,6 +15,23 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
+// memoryHints is the router of a server, without one.
+type memoryHints struct{ *hint.Router }
+
+func (m memoryHints) PublishHints(hints ...tso.Hint) {
+	all := make([]hint.Hint, len(hints))
+	for i, h := range hints {
+		all[i] = hint.Hint(h)
+	}
+	m.Publish(all)
+}
+
+func (m memoryHints) SubscribeHints(ctx context.Context, topics []string, deliver func(tso.Hint)) error {
+	return m.Subscribe(ctx, topics, func(h hint.Hint) { deliver(tso.Hint(h)) })
+}
+
+func (m memoryHints) Stats() tso.HintStats { return tso.HintStats(m.Router.Stats()) }
+
 // subscriber is a subscription that keeps what it gets.
 type subscriber struct {
 	t     *testing.T
@@ -114,7 +131,7 @@ func wantOnce(t *testing.T, want []tso.Hint, all ...*subscriber) {
 
 func TestHintGoesToOneSubscriber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := tso.NewMemoryHints()
+		m := memoryHints{hint.NewRouter()}
 		both := []string{"a", "b", "a"}
 		all := []*subscriber{subscribe(t, m, "a"), subscribe(t, m, both...), subscribe(t, m, both...), subscribe(t, m, "c")}
 		as, bs := hints("a", 500), hints("b", 500)
@@ -140,7 +157,7 @@ func TestHintGoesToOneSubscriber(t *testing.T) {
 // number waiting. One chosen at random would be off by up to 60.
 func TestHintsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := tso.NewMemoryHints()
+		m := memoryHints{hint.NewRouter()}
 		gate := make(chan struct{})
 		var all []*subscriber
 		for range 10 {
@@ -161,7 +178,7 @@ func TestHintsAreShared(t *testing.T) {
 // TestSlowSubscriber has little waiting, because the other has less.
 func TestSlowSubscriber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := tso.NewMemoryHints()
+		m := memoryHints{hint.NewRouter()}
 		gate := make(chan struct{})
 		slow, quick := subscribeBehind(t, gate, m, "a"), subscribe(t, m, "a")
 		const n = 1000
@@ -180,7 +197,7 @@ func TestSlowSubscriber(t *testing.T) {
 
 func TestFullQueuesDrop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := tso.NewMemoryHints()
+		m := memoryHints{hint.NewRouter()}
 		gate := make(chan struct{})
 		all := []*subscriber{subscribeBehind(t, gate, m, "a", "0"), subscribeBehind(t, gate, m, "a", "b"), subscribeBehind(t, gate, m, "a", "2")}
 		for _, topic := range []string{"0", "b", "2"} {
@@ -236,7 +253,7 @@ func TestFullQueuesDrop(t *testing.T) {
 
 func TestEqualHintsWaitOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := tso.NewMemoryHints()
+		m := memoryHints{hint.NewRouter()}
 		gate := make(chan struct{})
 		s := subscribeBehind(t, gate, m, "a")
 		h := tso.Hint{Topic: "a", Key: "x"}
@@ -260,7 +277,7 @@ func TestEqualHintsWaitOnce(t *testing.T) {
 // TestLeavingSubscriber: what waited for it goes to others.
 func TestLeavingSubscriber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := tso.NewMemoryHints()
+		m := memoryHints{hint.NewRouter()}
 		gate := make(chan struct{})
 		leaves := subscribeBehind(t, gate, m, "a", "b")
 		m.PublishHints(hints("a", 2000)...)
@@ -288,7 +305,7 @@ func TestLeavingSubscriber(t *testing.T) {
 
 func TestHintLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, c := tso.NewMemoryHints(), tsotest.NewCluster(&tsotest.Emulator{T: t}).Client(tso.ClientConfig{}, "nowhere")
+		m, c := memoryHints{hint.NewRouter()}, tsotest.NewCluster(&tsotest.Emulator{T: t}).Client(tso.ClientConfig{}, "nowhere")
 		long := strings.Repeat("t", tso.MaxHintTopic)
 		var many, big []string
 		for i := range tso.MaxHintTopics + 1 {

@@ -10,14 +10,12 @@ import (
 
 // Locks is the paper's lightweight lock service (§2.4): named, advisory locks
 // that expire by themselves. Scanners for notifications take them so that two do
-// not work on the same row, and a worker keeps a token there that shows that it
-// is alive (§2.2, see [HoldToken]). A lock may be lost, or two owners may hold
-// it at the same time. That must only cost unnecessary work: no guarantee may
-// depend on a lock.
+// not work on the same row. A lock may be lost, or two owners may hold it at the
+// same time. That must only cost unnecessary work: no guarantee may depend on a
+// lock.
 //
-// Three implementations: [MemoryLocks] within a process, [RowLocks] in the
-// metadata table, and [Client.Locks] in the memory of the leading server.
-// [FallbackLocks] joins two.
+// Two implementations: [RowLocks] in the metadata table, and [Client.Locks] in
+// the memory of the leading server.
 type Locks interface {
 	// Acquire takes the lock for owner until ttl ends, or renews it if owner
 	// holds it. If another owner holds it, acquired is false and by says who

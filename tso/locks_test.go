@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -24,9 +23,6 @@ import (
 
 // eachLocks runs f with every implementation.
 func eachLocks(t *testing.T, f func(t *testing.T, l tso.Locks)) {
-	t.Run("memory", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) { f(t, tso.NewMemoryLocks()) })
-	})
 	t.Run("rows", func(t *testing.T) {
 		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) { f(t, rowLocks(t, e)) })
 	})
@@ -35,12 +31,6 @@ func eachLocks(t *testing.T, f func(t *testing.T, l tso.Locks)) {
 			c.Start("a", server.Config{})
 			tsotest.Advance(time.Minute) // long after it came to lead
 			f(t, c.Client(tso.ClientConfig{}, "a").Locks())
-		})
-	})
-	t.Run("fallback", func(t *testing.T) {
-		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
-			dead := tsotest.NewCluster(e).Client(tso.ClientConfig{Timeout: time.Millisecond}, "nowhere").Locks()
-			f(t, tso.FallbackLocks(dead, rowLocks(t, e)))
 		})
 	})
 }
@@ -150,30 +140,6 @@ func TestLocksOneWinner(t *testing.T) {
 	})
 }
 
-func TestTokens(t *testing.T) {
-	eachLocks(t, func(t *testing.T, l tso.Locks) {
-		alive := func(want bool) {
-			t.Helper()
-			if got, err := tso.TokenAlive(t.Context(), l, "w1"); err != nil || got != want {
-				t.Errorf("alive: %t, %v", got, err)
-			}
-		}
-		alive(false)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- tso.HoldToken(ctx, l, "w1", 5*time.Second) }()
-		for range 5 {
-			tsotest.Advance(4 * time.Second)
-			alive(true)
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		alive(false)
-	})
-}
-
 func TestRowLocksFaults(t *testing.T) {
 	for _, fault := range tsotest.Faults {
 		t.Run(fault.Name, func(t *testing.T) {
@@ -225,29 +191,6 @@ func TestRowLocksSweep(t *testing.T) {
 		})
 		if _, err := l.Sweep(t.Context(), 0); err == nil {
 			t.Error("no error")
-		}
-	})
-}
-
-// TestTokenOfAnother: a worker does not hold a token of another one, or without an owner. It continues while
-// the lock service fails.
-func TestTokenOfAnother(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		locks := tso.NewMemoryLocks()
-		if err := tso.HoldToken(t.Context(), locks, "w", 0); err == nil {
-			t.Error("held without a ttl")
-		}
-		if _, _, err := locks.Acquire(t.Context(), "worker/w", "another", time.Minute); err != nil {
-			t.Error(err)
-		}
-		if err := tso.HoldToken(t.Context(), locks, "w", time.Second); err == nil || !strings.Contains(err.Error(), `belongs to "another"`) {
-			t.Error(err)
-		}
-		var calls []string
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if err := tso.HoldToken(ctx, answers{err: errors.New("broken"), calls: &calls}, "w", 30*time.Second); err != nil || len(calls) < 6 {
-			t.Errorf("%v after %v", err, calls)
 		}
 	})
 }

@@ -271,13 +271,6 @@ func TestLocksAreBounded(t *testing.T) {
 		if ok, _, err := l.Acquire(t.Context(), name, name[:1500], ttl); err != nil || !ok {
 			t.Errorf("renewal: %t, %v", ok, err)
 		}
-		both := tso.FallbackLocks(l, tso.NewMemoryLocks())
-		if ok, _, err := both.Acquire(t.Context(), strings.Repeat("y", 2000), "me", ttl); err != nil || !ok {
-			t.Errorf("fallback: %t, %v", ok, err)
-		}
-		if by, err := both.Holder(t.Context(), "modest"); err != nil || by.Owner != "me" {
-			t.Errorf("a lock of the server, after a fallback: %v, %v", by, err)
-		}
 		for range 12 {
 			_, _, err = fill()
 		}

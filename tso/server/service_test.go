@@ -229,9 +229,6 @@ func TestServedLocksAfterFailover(t *testing.T) {
 		if _, err := l.Holder(t.Context(), "held"); !errors.Is(err, tso.ErrLockUnknown) {
 			t.Errorf("right after the change: %v", err)
 		}
-		if _, err := tso.TokenAlive(t.Context(), l, "w"); !errors.Is(err, tso.ErrLockUnknown) {
-			t.Errorf("token: %v", err)
-		}
 		if ok, _, err := l.Acquire(t.Context(), "held", "y", 30*time.Second); err != nil || !ok {
 			t.Errorf("advisory: %t, %v", ok, err)
 		}
