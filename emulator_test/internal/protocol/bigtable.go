@@ -4,6 +4,9 @@ package protocol
 
 // since reports whether a cell has a record or marker at or above a timestamp.
 func since(m *machine, s *state, cell int, ts uint8) bool {
+	if s.marks[cell] >= ts {
+		return true
+	}
 	for t := range m.txns {
 		if c := s.cells[cell].records[t]; c != 0 && c >= ts && !m.is(PrewriteIgnoresWrites) {
 			return true

@@ -55,6 +55,12 @@ const (
 	ForUpdateIgnoresSafePoint // the safe point is compared with S alone
 	ForUpdateIgnoresLocks     // the read does not look for locks
 
+	// Of Progress.
+	EverybodyWaits // also a younger transaction waits for an older one's lock
+	NobodyWaits    // also an older transaction gives up
+	NobodyResolves // the locks of transactions that have ended stay
+	BulkAgain      // a transaction that has lost a conflict locks its rows by bulk prewrite again
+
 	bugs
 )
 
@@ -98,5 +104,9 @@ func (b Bug) String() string {
 		"for update checks start",
 		"for update ignores safe point",
 		"for update ignores locks",
+		"everybody waits",
+		"nobody waits",
+		"nobody resolves",
+		"bulk again",
 	}[b]
 }

@@ -47,7 +47,7 @@ func Explore(sc Scenario, bug Bug, limit int) Result {
 				r.Committed++
 			}
 			if r.Violation = violation(m, s); r.Violation != "" {
-				r.Trace = seen.trace(m, first, number)
+				r.Trace = seen.trace(m, &first, number)
 				return r
 			}
 			for _, st := range successors(&o, s) {
@@ -101,6 +101,12 @@ func successors(o *steps, s *state) []step {
 	if o.m.Collect {
 		collect(o)
 	}
+	if o.m.Retry != Never {
+		for i := range o.next {
+			private(o.m, &o.next[i].to)
+			renumber(&o.next[i].to)
+		}
+	}
 	return o.next
 }
 
@@ -120,6 +126,12 @@ func (v *visited) hash(s *state) uint64 {
 
 // add adds a state, and reports whether it is new.
 func (v *visited) add(s *state, parent int) bool {
+	_, added := v.number(s, parent)
+	return added
+}
+
+// number is add, and also returns the state's number.
+func (v *visited) number(s *state, parent int) (number int32, added bool) {
 	if 2*len(v.hashes) >= len(v.table) {
 		v.table = make([]int32, 2*len(v.table))
 		for i, h := range v.hashes {
@@ -128,13 +140,13 @@ func (v *visited) add(s *state, parent int) bool {
 	}
 	h := v.hash(s)
 	at := v.place(h)
-	if v.table[at] != 0 {
-		return false
+	if i := v.table[at]; i != 0 {
+		return i - 1, false
 	}
 	v.hashes = append(v.hashes, h)
 	v.parents = append(v.parents, int32(parent))
 	v.table[at] = int32(len(v.hashes))
-	return true
+	return int32(len(v.hashes) - 1), true
 }
 
 // place returns where a hash is, or belongs.
@@ -147,25 +159,29 @@ func (v *visited) place(h uint64) uint64 {
 	}
 }
 
-// trace returns the steps to a state. It makes the states on the way again, because only their
-// hashes are known.
-func (v *visited) trace(m *machine, s state, number int) []string {
-	var way []uint64
+// trace returns the steps from a state to another one, to which it sets the first. It makes the
+// states on the way again, because only their hashes are known.
+func (v *visited) trace(m *machine, s *state, number int) (trace []string) {
+	var way []int
 	for ; number != 0; number = int(v.parents[number]) {
-		way = append(way, v.hashes[number])
+		way = append(way, number)
 	}
-	var trace []string
-	o := steps{m: m}
 	for i := len(way) - 1; i >= 0; i-- {
-		for _, st := range successors(&o, &s) {
-			if v.hash(&st.to) == way[i] {
-				trace = append(trace, m.describe(&st))
-				s = st.to
-				break
-			}
-		}
+		trace = append(trace, v.follow(m, s, way[i]))
 	}
 	return trace
+}
+
+// follow returns the step from a state to the next one, to which it sets the first.
+func (v *visited) follow(m *machine, s *state, number int) string {
+	o := steps{m: m}
+	for _, st := range successors(&o, s) {
+		if v.hash(&st.to) == v.hashes[number] {
+			*s = st.to
+			return m.describe(&st)
+		}
+	}
+	return "" // two states share a hash
 }
 
 // describe returns what a step does. Transactions are T1, T2, …; all else counts from 0.

@@ -70,7 +70,7 @@ func sendPrewrites(m *machine, n *state, t int) {
 	n.txns[t].phase = prewriting
 	for row := range m.txns[t].rows {
 		n.txns[t].rows[row] = rowState{status: waitFirst, sent: reqFirst}
-		if m.Bulk&bit(t) != 0 && row > 0 {
+		if m.Bulk&bit(t) != 0 && row > 0 && n.txns[t].lost == 0 {
 			n.txns[t].rows[row] = rowState{status: waitBulk, sent: reqBulk}
 		}
 	}
@@ -134,7 +134,7 @@ func rowRequests(o *steps, t, row int) {
 		take(o, what, t, row, r.sent, r.applied, req, fields, apply)
 	}
 	answer := func(n *state, first, ok bool, wait, good, bad uint8) {
-		if r := &n.txns[t].rows[row]; first && r.status == wait && n.txns[t].phase == prewriting {
+		if r := &n.txns[t].rows[row]; first && r.status == wait && (n.txns[t].phase == prewriting || n.txns[t].phase == failing) {
 			r.status = bad
 			if ok {
 				r.status = good
@@ -278,6 +278,9 @@ func verifyRow(o *steps, t, row int) {
 		others = others || (s.cells[cell].locks&^bit(t) != 0 && !m.is(BulkIgnoresLocks))
 		conflict = conflict || since(m, s, cell, s.txns[t].start) && !m.is(BulkIgnoresWrites)
 	}
+	if !conflict && others && waits(m, s, t, m.txns[t].rows[row]) {
+		return
+	}
 	if conflict || others {
 		o.add("T%d finds a conflict in its row %d and aborts", t, row, func(n *state) { abort(m, n, t) })
 		return
@@ -302,6 +305,9 @@ func inspect(o *steps, t, row, part int) {
 	for _, cell := range m.inRow[m.Rows[x.rows[row][0]]] {
 		conflict = conflict || (s.markerOf(cell, t) && !m.is(PrewriteIgnoresMarkers))
 	}
+	if !conflict && own == 0 && others && waits(m, s, t, cells) {
+		return
+	}
 	switch {
 	case own == len(cells) && !conflict:
 		o.add("T%d finds its locks in its row %d", t, row, func(n *state) {
@@ -319,6 +325,12 @@ func inspect(o *steps, t, row, part int) {
 	}
 	if !sure {
 		o.add("T%d sends an exact prewrite of its row %d", t, row, func(n *state) {
+			if m.Retry != Never {
+				applyPart(m, n, t, row, part) // a poll: see Progress
+				n.txns[t].rows[row].status = partLocked(m, t, row, part)
+				nextPart(m, n, t, row)
+				return
+			}
 			n.txns[t].rows[row].status = waitPart0
 			if part == 1 {
 				n.txns[t].rows[row].status = waitPart1
@@ -328,8 +340,18 @@ func inspect(o *steps, t, row, part int) {
 	}
 }
 
-// abort mirrors txn.commit.abort: no commit was sent, so the removal needs no condition.
+// abort mirrors txn.commit.abort: no commit was sent, so the removal needs no condition. Before
+// that the owner awaits all answers, but without Retry an owner may also not do so.
 func abort(m *machine, n *state, t int) {
+	if m.Retry != Never {
+		n.txns[t].phase = failing
+		for row := range m.txns[t].rows {
+			switch n.txns[t].rows[row].status {
+			case waitFirst, waitPart0, waitPart1, waitBulk:
+				return
+			}
+		}
+	}
 	n.txns[t].phase = aborted
 	for row := range m.txns[t].rows {
 		n.txns[t].rows[row].status = rowIdle

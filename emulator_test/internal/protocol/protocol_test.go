@@ -176,7 +176,7 @@ func TestPlantedBugs(t *testing.T) {
 	for _, sc := range slices.Concat(scenarios, longer, bulk, bulkLonger, forUpdate, forUpdateLonger) {
 		byName[sc.Name] = sc
 	}
-	for bug := NoBug + 1; bug < bugs; bug++ {
+	for bug := NoBug + 1; bug < EverybodyWaits; bug++ {
 		t.Run(bug.String(), func(t *testing.T) {
 			sc, ok := byName[found[bug]]
 			if !ok {

@@ -7,7 +7,7 @@ package protocol
 func resolve(o *steps, t int) {
 	m, s := o.m, o.from
 	y, p := &s.txns[t], m.txns[t].primary
-	if y.start == 0 {
+	if y.start == 0 || m.Retry != Never && (!y.dead(m.txns[t].rows) || m.is(NobodyResolves)) {
 		return
 	}
 	late := s.late(t) && !m.is(LateLocksJudgedByOutcome)
@@ -49,6 +49,14 @@ func resolve(o *steps, t int) {
 		o.add("a resolver takes a timestamp and finds a lock of T%d", t, 0, func(n *state) { n.txns[t].seen = n.clock + 1 })
 	}
 	_, forgotten := s.tooOldToWrite(m, t)
+	if found && empty && m.Retry != Never {
+		o.add("T%d is rolled back at its empty primary", t, 0, func(n *state) {
+			n.txns[t].undecided = n.clock + 1
+			applyUndecided(m, n, t)
+			n.txns[t].undecided = 0
+		})
+		return
+	}
 	if asOf := s.clock + 1; found && !late && empty && y.undecided != asOf {
 		o.add("a resolver finds a lock of T%d and nothing at its primary", t, 0, func(n *state) { n.txns[t].undecided = asOf })
 	}
@@ -88,7 +96,7 @@ func rollBackPrimary(m *machine, n *state, t int) {
 // makes a difference between a late one and a new one.
 func resolveCell(o *steps, t, cell int, forward bool) {
 	m, c := o.m, &o.from.cells[cell]
-	slow := m.Collect || m.Bulk != 0
+	slow := m.Collect || m.Bulk != 0 && m.Retry == Never
 	switch {
 	case forward && slow:
 		if c.forward&bit(t) == 0 {

@@ -65,11 +65,25 @@ type Scenario struct {
 	// Collect allows one garbage collection, and a second one a retention later.
 	Collect bool
 
+	// Retry lets clients begin again when a transaction has ended, for ever. Their transactions then
+	// wait and give up as the code does, and nobody calls a live owner dead. It is for Progress.
+	Retry Retry
+
 	// Duplicates is how often the network repeats a request.
 	Duplicates uint8
 	// Timeouts is how often owners give up waiting for an answer or before their commit.
 	Timeouts uint8
 }
+
+// A Retry says how clients begin again.
+type Retry uint8
+
+// How clients begin again.
+const (
+	Never   Retry = iota
+	Begins        // each attempt is a new transaction (Client.Begin)
+	Updates       // after a conflict, rows are prewritten one by one (Client.Update)
+)
 
 // machine is a Scenario prepared for exploration, with a planted bug.
 type machine struct {

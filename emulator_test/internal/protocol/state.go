@@ -15,6 +15,9 @@ type state struct {
 	scanned    uint8 // rows without locks up to the safe point, a bit for each
 	collected  uint8 // rows that this phase has collected
 
+	// marks has the newest record or marker of each cell that a transaction has left which has begun
+	// again since.
+	marks   [maxCells]uint8
 	cells   [maxCells]cellState
 	txns    [maxTxns]txnState
 	readers [maxReaders]readerState
@@ -41,6 +44,7 @@ type txnState struct {
 	known         uint8 // what some client remembers (recovery.OutcomeCache)
 	seen          uint8 // a resolver read a lock with this timestamp
 	undecided     uint8 // and then found nothing at the primary
+	lost          uint8 // 1: the attempt before lost a conflict
 
 	// A transaction that reads the newest state of its primary for an update.
 	read    uint8 // 0, or 1 + the value
@@ -75,6 +79,7 @@ const (
 	failed // rolled back, after the commit was sent
 	aborted
 	undetermined
+	failing // has a conflict, and awaits the answers to its prewrites (only with Retry)
 )
 
 // Statuses of a transaction's row.
