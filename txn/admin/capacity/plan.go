@@ -3,6 +3,7 @@ package capacity
 import (
 	"fmt"
 	"math"
+	"time"
 )
 
 // A Plan is what a workload needs.
@@ -12,21 +13,24 @@ type Plan struct {
 	Transactions []KindPlan  `json:"transactions"` // requests, round trips and latency of each kind of transaction
 	Tables       []TablePlan `json:"tables"`       // storage and sweeps of each table
 
-	RowReads   float64 `json:"row_reads_per_second"`             // rows that Bigtable reads, without those of conditional mutations and sweeps
-	RowWrites  float64 `json:"row_writes_per_second"`            // rows that Bigtable writes
-	Conditions float64 `json:"conditional_mutations_per_second"` // CheckAndMutateRow requests: prewrites, commits, and those of a direct oracle
-	CPUNodes   float64 `json:"cpu_nodes" unit:"nodes"`           // nodes that would be busy all the time, before cpu_target
-	SweepNodes float64 `json:"sweep_nodes" unit:"nodes"`         // part of cpu_nodes that sweeps for notifications take
-	GCNodes    float64 `json:"gc_nodes" unit:"nodes"`            // part of cpu_nodes that garbage collection takes (percctl gc run --watch): it reads and writes each changed row once, and reads every table twice a week
-	GCHours    float64 `json:"gc_run_hours" unit:"h"`            // time that one collector needs for a run that reads every row
-	IdleNodes  float64 `json:"idle_nodes" unit:"nodes"`          // part of cpu_nodes that the processes take without transactions: tokens, the safe point, schemas
-	StoreNodes float64 `json:"storage_nodes" unit:"nodes"`       // nodes that the storage needs
-	Nodes      int     `json:"nodes" unit:"nodes"`               // nodes to provision
-	CPU        float64 `json:"cpu_utilisation" unit:"0 to 1"`    // average CPU utilisation with that many nodes
+	RowReads   float64 `json:"row_reads_per_second"`              // rows that Bigtable reads, without those of conditional mutations, scans and sweeps
+	Scanned    float64 `json:"scanned_mb_per_second" unit:"MB/s"` // data that transactions scan, with old versions and removed cells
+	RowWrites  float64 `json:"row_writes_per_second"`             // rows that Bigtable writes
+	Conditions float64 `json:"conditional_mutations_per_second"`  // CheckAndMutateRow requests: prewrites, commits, and those of a direct oracle
+	CPUNodes   float64 `json:"cpu_nodes" unit:"nodes"`            // nodes that would be busy all the time, before cpu_target
+	ScanNodes  float64 `json:"scan_nodes" unit:"nodes"`           // part of cpu_nodes that scans of transactions take
+	SweepNodes float64 `json:"sweep_nodes" unit:"nodes"`          // part of cpu_nodes that sweeps for notifications take
+	GCNodes    float64 `json:"gc_nodes" unit:"nodes"`             // part of cpu_nodes that garbage collection takes (percctl gc run --watch): it reads and writes each changed row once, and reads every table twice a week
+	GCHours    float64 `json:"gc_run_hours" unit:"h"`             // time that one collector needs for a run that reads every row
+	IdleNodes  float64 `json:"idle_nodes" unit:"nodes"`           // part of cpu_nodes that the processes take without transactions: tokens, the safe point, schemas
+	StoreNodes float64 `json:"storage_nodes" unit:"nodes"`        // nodes that the storage needs
+	Nodes      int     `json:"nodes" unit:"nodes"`                // nodes to provision
+	CPU        float64 `json:"cpu_utilisation" unit:"0 to 1"`     // average CPU utilisation with that many nodes
 
 	StorageGiB float64 `json:"storage_gib"` // storage, before compression
 	LiveGiB    float64 `json:"live_gib"`    // part of it that newest versions take
-	OldGiB     float64 `json:"old_gib"`     // part of it that old versions within the retention take
+	OldGiB     float64 `json:"old_gib"`     // part of it that old versions take, until garbage collection removes them
+	RemovedGiB float64 `json:"removed_gib"` // part of it that removed cells take, until Bigtable compacts; assumed
 
 	Timestamps     float64 `json:"timestamps_per_second"`      // timestamps that the oracle hands out
 	OracleRequests float64 `json:"oracle_requests_per_second"` // requests to the oracle; each process has one at a time
@@ -41,21 +45,24 @@ type Plan struct {
 
 // A KindPlan is what one transaction of a kind takes.
 type KindPlan struct {
-	Name       string  `json:"name"`                         // name of the kind
-	PerSecond  float64 `json:"per_second" unit:"1/s"`        // commits, or snapshots
-	Oracle     int     `json:"oracle_requests"`              // requests to the oracle of a single transaction; concurrent transactions share them
-	Reads      int     `json:"reads"`                        // read requests
-	Prewrites  int     `json:"prewrites"`                    // prewrite requests, one for each row
-	Commits    int     `json:"commits"`                      // commit requests to the primary's row
-	Secondary  int     `json:"secondaries"`                  // requests in the background, to commit the secondaries
-	Requests   int     `json:"requests"`                     // all requests
-	RoundTrips int     `json:"round_trips"`                  // round trips, one after the other, until the caller has the answer
-	Bytes      float64 `json:"bytes"`                        // messages in both directions, approximately
-	Latency    float64 `json:"latency_ms"`                   // round trips multiplied by their time
-	BusyMS     float64 `json:"busy_latency_ms"`              // the same if many callers ask the oracle at the same time
-	HotRate    float64 `json:"hot_row_rate" unit:"1/s"`      // writes of one hot row; 0 without hot rows
-	HotLimit   float64 `json:"hot_row_limit" unit:"1/s"`     // commits that one row can take if each begins after the last
-	Conflicts  float64 `json:"conflict_share" unit:"0 to 1"` // share of attempts that conflict on a hot row, approximately
+	Name       string  `json:"name"`                               // name of the kind
+	PerSecond  float64 `json:"per_second" unit:"1/s"`              // commits, or snapshots
+	Oracle     int     `json:"oracle_requests"`                    // requests to the oracle of a single transaction; concurrent transactions share them
+	Reads      int     `json:"reads"`                              // read requests
+	Prewrites  int     `json:"prewrites"`                          // prewrite requests, one for each row
+	Commits    int     `json:"commits"`                            // commit requests to the primary's row
+	Secondary  int     `json:"secondaries"`                        // requests in the background, to commit the secondaries
+	Requests   int     `json:"requests"`                           // all requests
+	RoundTrips int     `json:"round_trips"`                        // round trips, one after the other, until the caller has the answer
+	Bytes      float64 `json:"bytes"`                              // messages in both directions, approximately
+	Latency    float64 `json:"latency_ms"`                         // round trips multiplied by their time
+	BusyMS     float64 `json:"busy_latency_ms"`                    // the same if many callers ask the oracle at the same time
+	HotRate    float64 `json:"hot_row_rate" unit:"1/s"`            // writes of one hot row; 0 without hot rows
+	HotLimit   float64 `json:"hot_row_limit" unit:"1/s"`           // commits that one row can take if each begins after the last
+	HotBytes   float64 `json:"hot_row_bytes" unit:"bytes"`         // what a hot row holds before garbage collection removes versions
+	Removed    float64 `json:"hot_row_removed_cells" unit:"cells"` // removed cells of a hot row, before Bigtable compacts it
+	RemovedMS  float64 `json:"hot_row_removed_ms" unit:"ms"`       // time of a node to pass them, which each read of the row needs
+	Conflicts  float64 `json:"conflict_share" unit:"0 to 1"`       // share of attempts that conflict on a hot row, approximately
 }
 
 // A TablePlan is what a table takes.
@@ -82,13 +89,16 @@ func New(w Workload, r Rates) (Plan, error) {
 		return Plan{}, err
 	}
 	p := Plan{Workload: w, Rates: r, Transactions: []KindPlan{}, Tables: []TablePlan{}, Warnings: []string{}}
-	old := 0.0 // bytes a second of versions
+	old, removed, scanned := 0.0, 0.0, 0.0 // bytes a second of versions, removed cells, and scans of newest versions
 	for _, k := range w.Transactions {
 		kp := w.kind(k, r)
+		kept := time.Duration((w.Retention + w.Interval) * float64(time.Hour))
+		kp.HotBytes = RowBytes(min(kp.HotRate, kp.HotLimit), float64(k.Cells)*(k.Bytes+r.Cell), kept)
 		p.Transactions = append(p.Transactions, kp)
 		p.Timestamps += k.Rate * float64(kp.Oracle)
 		p.Network += k.Rate * kp.Bytes / mb
-		p.RowReads += k.Rate * float64(k.Reads*k.ReadRows) * sized(k.ReadBytes)
+		p.RowReads += k.Rate * (float64(k.Reads*k.ReadRows)*sized(k.ReadBytes) + float64(k.Scans))
+		scanned += k.Rate * float64(k.Scans) * k.scanned(r)
 		conditional := float64(kp.Prewrites + kp.Commits)
 		p.Conditions += k.Rate * conditional
 		// The prewrites carry the values, with their locks; commits only records.
@@ -99,6 +109,7 @@ func New(w Workload, r Rates) (Plan, error) {
 		// is written and removed.
 		p.RowWrites += k.Rate * float64(3*k.Observed)
 		old += k.Rate * float64(k.Rows*k.Cells) * (k.Bytes + r.Cell)
+		removed += k.Rate * float64(k.Rows*k.Cells) * removedCells * r.Removed
 		p.warnHot(kp, k)
 	}
 	for _, t := range w.Tables {
@@ -112,10 +123,18 @@ func New(w Workload, r Rates) (Plan, error) {
 		p.Tables = append(p.Tables, tp)
 	}
 	p.oracle(r)
-	p.OldGiB = old * w.Retention * 3600 / gib
-	p.StorageGiB = p.LiveGiB + p.OldGiB
+	// Runs of garbage collection and compactions are an interval apart: what they find is half as
+	// old on average.
+	p.OldGiB = old * (w.Retention + w.Interval/2) * 3600 / gib
+	p.RemovedGiB = removed * r.Compaction / 2 * 3600 / gib
+	p.StorageGiB = p.LiveGiB + p.OldGiB + p.RemovedGiB
+	if p.LiveGiB > 0 {
+		scanned *= p.StorageGiB / p.LiveGiB
+	}
+	p.Scanned = scanned / mb
+	p.ScanNodes = p.Scanned / r.Scan
 	p.background(r)
-	p.CPUNodes = (p.RowReads+p.Conditions*r.Conditional)/r.Reads + p.RowWrites/r.Writes + p.SweepNodes + p.GCNodes + p.IdleNodes
+	p.CPUNodes = (p.RowReads+p.Conditions*r.Conditional)/r.Reads + p.RowWrites/r.Writes + p.ScanNodes + p.SweepNodes + p.GCNodes + p.IdleNodes
 	p.StoreNodes = p.StorageGiB / 1024 / r.Storage
 	p.Nodes = int(math.Ceil(max(p.CPUNodes/r.CPU, p.StoreNodes, 1)))
 	p.CPU = p.CPUNodes / float64(p.Nodes)
@@ -211,9 +230,28 @@ func (p *Plan) oracle(r Rates) {
 	p.RowWrites += p.OracleRequests
 }
 
+// MaxRowBytes is how much Bigtable returns of one row at most. A read of a larger row fails.
+const MaxRowBytes = 256 << 20
+
+// RowBytes returns how much one row holds at most if it is written perSecond times, with that
+// many bytes each time, and versions stay for a while: for the retention, and until the next
+// garbage collection ends. Bigtable returns at most [MaxRowBytes] of a row.
+func RowBytes(perSecond, bytes float64, kept time.Duration) float64 {
+	return perSecond * bytes * kept.Seconds()
+}
+
+// warnHot warns of hot rows that cannot take what is written to them.
 func (p *Plan) warnHot(kp KindPlan, k Kind) {
-	if kp.HotLimit == 0 || kp.HotRate <= kp.HotLimit/2 {
-		return
+	warn := func(format string, args ...any) {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("%s: each of its %d hot rows ", kp.Name, k.Hot)+fmt.Sprintf(format, args...))
 	}
-	p.Warnings = append(p.Warnings, fmt.Sprintf("%s: each of its %d hot rows is written %.3g times per second, and one row can take at most %.3g such transactions per second: spread the writes over more rows, and merge them later", kp.Name, k.Hot, kp.HotRate, kp.HotLimit))
+	if kp.HotBytes > MaxRowBytes/2 {
+		warn("grows to %.0f MB before garbage collection removes versions, and Bigtable returns at most %d MB of a row: keep versions for less than %.3g h (percctl gc run --retention), collect more often than every %.3g h (--interval), or spread the writes over more rows", kp.HotBytes/(1<<20), MaxRowBytes>>20, p.Workload.Retention, p.Workload.Interval)
+	}
+	if kp.RemovedMS > p.Workload.RTT {
+		warn("has %.0f removed cells before Bigtable compacts it (assumed: every %.0f h). If reading one costs %.0f bytes (assumed), each read of the row takes %.0f ms longer then: spread the writes over more rows", kp.Removed, p.Rates.Compaction, p.Rates.Removed, kp.RemovedMS)
+	}
+	if kp.HotLimit > 0 && kp.HotRate > kp.HotLimit/2 {
+		warn("is written %.3g times per second, and one row can take at most %.3g such transactions per second: spread the writes over more rows, and merge them later", kp.HotRate, kp.HotLimit)
+	}
 }

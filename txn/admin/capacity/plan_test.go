@@ -66,7 +66,8 @@ func TestPlan(t *testing.T) {
 	near(t, "conditional mutations", p.Conditions, 1000*3+800)
 	near(t, "row writes", p.RowWrites, 1000*(2+2+3)+800)
 	near(t, "live storage", p.LiveGiB, 1e8*(850+150)/(1<<30))
-	near(t, "old versions", p.OldGiB, 1000*2*(100+150)*36000.0/(1<<30))
+	near(t, "old versions", p.OldGiB, 1000*2*(100+150)*(10+6/2)*3600.0/(1<<30))
+	near(t, "removed cells", p.RemovedGiB, 1000*2*2*100*12*3600.0/(1<<30))
 	near(t, "a sweep", p.Tables[0].SweepSecs, 1e11/220e6)
 	near(t, "sweeps", p.SweepNodes, 1e11/220e6/100)
 	near(t, "garbage collection", p.GCNodes, 2*p.StorageGiB*(1<<30)/220e6/604800+1000/17_000.0+1000/14_000.0)
@@ -80,11 +81,42 @@ func TestPlan(t *testing.T) {
 	k := p.Transactions[0]
 	near(t, "hot rate", k.HotRate, 1)
 	near(t, "hot limit", k.HotLimit, 1000/30.0)
+	near(t, "size of a hot row", k.HotBytes, 1*250*16*3600)
+	near(t, "its removed cells", k.Removed, 1*2*86400)
+	near(t, "time to read them", k.RemovedMS, 86400*2*100/220e6*1000)
 	near(t, "conflicts", k.Conflicts, 1-math.Exp(-.03))
 	near(t, "busy latency", k.BusyMS, 4*5+2*1.5*5)
-	if len(p.Warnings) != 2 || !strings.Contains(p.Warnings[0], "the oracle's row gets 800 mutations per second") || !strings.Contains(p.Warnings[1], "sweeps for notifications take 4.55 of") {
-		t.Errorf("warnings: %q", p.Warnings)
+	wantWarnings(t, "", p, "has 172800 removed cells", "the oracle's row gets 800 mutations per second", "sweeps for notifications take 4.55 of")
+}
+
+// wantWarnings fails unless a plan has exactly these warnings.
+func wantWarnings(t *testing.T, what string, p Plan, want ...string) {
+	t.Helper()
+	same := len(p.Warnings) == len(want)
+	for i := 0; same && i < len(want); i++ {
+		same = strings.Contains(p.Warnings[i], want[i])
 	}
+	if !same {
+		t.Errorf("%s: %q, want %q", what, p.Warnings, want)
+	}
+}
+
+// A scan costs by bytes, whatever its rows are; old versions and removed cells are among them.
+func TestScans(t *testing.T) {
+	t.Parallel()
+	scans := Kind{Rate: 50, Scans: 2, ScanRows: 10_000}
+	p, err := New(Workload{Oracle: Served, Transactions: []Kind{scans}}, DefaultRates)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "scanned", p.Scanned, 50*2*10_000*250/1e6)
+	near(t, "row reads", p.RowReads, 50*2)
+	near(t, "latency", p.Transactions[0].Latency, 1+2*(5+10_000*250/220e6*1000))
+	p, err = New(Workload{Oracle: Served, Transactions: []Kind{scans, {Rate: 100, Rows: 1}}, Tables: []Table{{Rows: 1e6}}}, DefaultRates)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "scanned with what was overwritten", p.Scanned, 250*(1150e6+100*(250*27+200*12)*3600)/1150e6)
 }
 
 // TestWarnings: what exceeds its part of the plan is said.
@@ -102,20 +134,16 @@ func TestWarnings(t *testing.T) {
 		{"100 TB", Workload{Oracle: Served, Transactions: []Kind{writes}, Tables: []Table{{Rows: 1e11}}}, []string{"garbage collection takes 1.73 of", "one collector needs 278 h"}},
 		{"changes", Workload{Oracle: Served, Processes: 500, Transactions: []Kind{{Rate: 100_000, Rows: 1}}}, []string{"transactions change 100000 rows a second"}},
 		{"idle processes", Workload{Oracle: Served, Processes: 10_000, Transactions: []Kind{writes}}, []string{"10000 processes take 0.49 of"}},
-		{"hot row", Workload{Oracle: Served, Transactions: []Kind{{Name: "write", Rate: 1000, Rows: 1, Hot: 1}}}, []string{"write: each of its 1 hot rows"}},
+		{"hot row", Workload{Oracle: Served, Transactions: []Kind{{Name: "write", Rate: 1000, Rows: 1, Hot: 1}}}, []string{"grows to 2146 MB", "has 14400000 removed cells", "write: each of its 1 hot rows is written 1e+03 times"}},
+		{"a large row", Workload{Oracle: Served, Retention: 1, Transactions: []Kind{{Name: "write", Rate: 15, Rows: 1, Hot: 1, Bytes: 2048}}}, []string{"write: each of its 1 hot rows grows to 792 MB before garbage collection removes versions, and Bigtable returns at most 256 MB", "removed cells"}},
+		{"a row that is small enough", Workload{Oracle: Served, Retention: 1, Transactions: []Kind{{Name: "write", Rate: .1, Rows: 1, Hot: 1, Bytes: 2048}}}, []string{"has 17280 removed cells"}},
 		{"oracle's row", Workload{Oracle: Direct, Processes: 50, Transactions: []Kind{writes}}, []string{"the oracle's row gets 2000 mutations"}},
 	} {
 		p, err := New(tt.workload, DefaultRates)
 		if err != nil {
 			t.Fatal(err)
 		}
-		same := len(p.Warnings) == len(tt.want)
-		for i := 0; same && i < len(tt.want); i++ {
-			same = strings.Contains(p.Warnings[i], tt.want[i])
-		}
-		if !same {
-			t.Errorf("%s: %q, want %q", tt.name, p.Warnings, tt.want)
-		}
+		wantWarnings(t, tt.name, p, tt.want...)
 	}
 }
 
@@ -141,9 +169,7 @@ func TestServed(t *testing.T) {
 	near(t, "oracle requests", p.OracleRequests, 20*1000/2)
 	near(t, "conditional mutations", p.Conditions, 200_000)
 	near(t, "latency", p.Transactions[0].Latency, 2*5+2*2)
-	if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "one row can take at most 71.4 such transactions per second") {
-		t.Errorf("warnings: %q", p.Warnings)
-	}
+	wantWarnings(t, "served", p, "grows to", "removed cells", "one row can take at most 71.4 such transactions per second")
 }
 
 // Storage and what reads it decide where there is much of it, and there is a node at least.
@@ -190,7 +216,7 @@ func TestWrongWorkloads(t *testing.T) {
 		`oracle is "none"`:              {Transactions: []Kind{ok}, Oracle: "none"},
 		"must not be negative":          {Transactions: []Kind{ok}, Retention: -1},
 		"transaction 1: nothing may be": {Transactions: []Kind{{Rate: -1, Rows: 1}}},
-		"it neither reads nor writes":   {Transactions: []Kind{{Rate: 1}}},
+		"set reads, scans or rows":      {Transactions: []Kind{{Rate: 1}}},
 		"tables is 3, more than":        {Transactions: []Kind{{Rows: 2, Tables: 3}}},
 		"so it cannot be stale":         {Transactions: []Kind{{Rows: 1, Stale: true}}},
 		"observed is 2, more than":      {Transactions: []Kind{{Rows: 1, Observed: 2}}},

@@ -19,6 +19,10 @@ type Rates struct {
 	Cell   float64 `json:"version_overhead_bytes"`               // stored bytes of a version in addition to its value, before compression; assumed
 	Busy   float64 `json:"busy_oracle_trips" unit:"round trips"` // round trips that a timestamp takes if many callers ask: the rest of the request that is in flight, and its own
 	HotRow float64 `json:"hot_row_mutations" unit:"1/s"`         // mutations that one row takes; assumed
+	// Removed is what reading a removed cell costs, until Bigtable compacts. Each cell that a
+	// transaction writes leaves two: its lock, and the mark that removed the lock.
+	Removed    float64 `json:"removed_cell_bytes"`        // bytes that a read passes for each removed cell; assumed
+	Compaction float64 `json:"compaction_hours" unit:"h"` // time until Bigtable drops a removed cell; assumed
 }
 
 // DefaultRates are those of SSD nodes at 1 KB a row, as documented on 2026-11-20,
@@ -26,6 +30,7 @@ type Rates struct {
 var DefaultRates = Rates{
 	Reads: 17_000, Writes: 14_000, Scan: 220, CPU: .7, Storage: 2.5, Node: .65, GiB: .17,
 	Conditional: 1, Cell: 150, Busy: 1.5, HotRow: 1000,
+	Removed: 100, Compaction: 24,
 }
 
 // hoursOfMonth is what a monthly cost is reckoned with.

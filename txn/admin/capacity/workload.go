@@ -24,11 +24,13 @@ type Workload struct {
 	Transactions []Kind  `json:"transactions"`             // kinds of transactions
 	Tables       []Table `json:"tables"`                   // tables and what they hold
 	Retention    float64 `json:"retention_hours" unit:"h"` // how long garbage collection keeps old versions; defaults to 24
-	Processes    int     `json:"processes"`                // processes that run transactions, each with at most one request to the oracle at a time; defaults to 10
-	Oracle       string  `json:"oracle"`                   // `direct` or `served`; defaults to `direct`
-	RTT          float64 `json:"rtt_ms"`                   // time of a request to Bigtable; defaults to 5
-	OracleRTT    float64 `json:"oracle_rtt_ms"`            // time of a request to a served oracle; defaults to 1
-	Parallelism  int     `json:"parallelism"`              // txn.Config.Parallelism; defaults to 64
+	// Interval is that of percctl gc run --watch. docs/gc.md recommends the default.
+	Interval    float64 `json:"gc_interval_hours" unit:"h"` // time between two runs of garbage collection; defaults to 6
+	Processes   int     `json:"processes"`                  // processes that run transactions, each with at most one request to the oracle at a time; defaults to 10
+	Oracle      string  `json:"oracle"`                     // `direct` or `served`; defaults to `direct`
+	RTT         float64 `json:"rtt_ms"`                     // time of a request to Bigtable; defaults to 5
+	OracleRTT   float64 `json:"oracle_rtt_ms"`              // time of a request to a served oracle; defaults to 1
+	Parallelism int     `json:"parallelism"`                // txn.Config.Parallelism; defaults to 64
 	// Sweep is a day for a table with a journal. For one without it is the MinInterval of
 	// notify.Scanner while there is something to find without hints, and its MaxInterval in
 	// quiet times.
@@ -39,9 +41,11 @@ type Workload struct {
 type Kind struct {
 	Name      string  `json:"name"`                  // name of the kind
 	Rate      float64 `json:"per_second" unit:"1/s"` // commits, or snapshots of reads
-	Reads     int     `json:"reads"`                 // read requests, one after the other
+	Reads     int     `json:"reads"`                 // read requests of rows by their keys, one after the other
 	ReadRows  int     `json:"read_rows"`             // rows of each read request; defaults to 1
-	ReadBytes float64 `json:"read_bytes"`            // length of the values of a row that is read; defaults to 100
+	ReadBytes float64 `json:"read_bytes"`            // length of the values of a row that is read or scanned; defaults to 100
+	Scans     int     `json:"scans"`                 // reads of a range of rows, one after the other; they cost by bytes
+	ScanRows  int     `json:"scan_rows"`             // rows of each scan; defaults to 100
 	Rows      int     `json:"rows"`                  // rows written
 	Cells     int     `json:"cells"`                 // cells written in each row; defaults to 1
 	Bytes     float64 `json:"value_bytes"`           // length of a written value; defaults to 100
@@ -83,6 +87,7 @@ func Parse(text []byte) (Workload, error) {
 // no sense.
 func (w Workload) complete() (Workload, error) {
 	setDefault(&w.Retention, 24)
+	setDefault(&w.Interval, 6)
 	setDefault(&w.Processes, 10)
 	setDefault(&w.RTT, 5)
 	setDefault(&w.OracleRTT, 1)
@@ -99,19 +104,19 @@ func (w Workload) complete() (Workload, error) {
 	if len(w.Transactions) == 0 {
 		wrong("there are no transactions")
 	}
-	if w.Retention < 0 || w.Processes < 0 || w.RTT < 0 || w.OracleRTT < 0 || w.Parallelism < 0 || w.Sweep < 0 {
-		wrong("retention_hours, processes, rtt_ms, oracle_rtt_ms, parallelism and sweep_interval_seconds must not be negative")
+	if w.Retention < 0 || w.Interval < 0 || w.Processes < 0 || w.RTT < 0 || w.OracleRTT < 0 || w.Parallelism < 0 || w.Sweep < 0 {
+		wrong("retention_hours, gc_interval_hours, processes, rtt_ms, oracle_rtt_ms, parallelism and sweep_interval_seconds must not be negative")
 	}
 	kinds := make([]Kind, len(w.Transactions))
 	for i, k := range w.Transactions {
 		if k.Name == "" {
 			k.Name = fmt.Sprintf("transaction %d", i+1)
 		}
-		if k.Rate < 0 || k.Reads < 0 || k.ReadRows < 0 || k.ReadBytes < 0 || k.Rows < 0 || k.Cells < 0 || k.Bytes < 0 || k.Tables < 0 || k.Observed < 0 || k.Hot < 0 {
+		if k.Rate < 0 || k.Reads < 0 || k.ReadRows < 0 || k.ReadBytes < 0 || k.Scans < 0 || k.ScanRows < 0 || k.Rows < 0 || k.Cells < 0 || k.Bytes < 0 || k.Tables < 0 || k.Observed < 0 || k.Hot < 0 {
 			wrong("%s: nothing may be negative", k.Name)
 		}
-		if k.Reads == 0 && k.Rows == 0 {
-			wrong("%s: it neither reads nor writes; set reads or rows", k.Name)
+		if k.Reads == 0 && k.Scans == 0 && k.Rows == 0 {
+			wrong("%s: it neither reads nor writes; set reads, scans or rows", k.Name)
 		}
 		if k.Stale && k.Rows > 0 {
 			wrong("%s: it writes, so it cannot be stale", k.Name)
@@ -146,11 +151,11 @@ func (w Workload) complete() (Workload, error) {
 func (w Workload) Requests(k Kind) KindPlan { return w.kind(k.complete(), DefaultRates) }
 
 func (w Workload) kind(k Kind, r Rates) KindPlan {
-	kp := KindPlan{Name: k.Name, PerSecond: k.Rate, Oracle: 1, Reads: k.Reads}
+	kp := KindPlan{Name: k.Name, PerSecond: k.Rate, Oracle: 1, Reads: k.Reads + k.Scans}
 	if k.Stale {
 		kp.Oracle = 0
 	}
-	trips := k.Reads
+	trips := kp.Reads
 	if k.Rows > 0 {
 		kp.Oracle, kp.Prewrites, kp.Commits = 2, k.Rows, 1
 		// Rows beside the primary's, one request a table. The primary's table has
@@ -168,14 +173,17 @@ func (w Workload) kind(k Kind, r Rates) KindPlan {
 	if w.Oracle == Served {
 		stamp, busy = w.OracleRTT, r.Busy*w.OracleRTT
 	}
-	kp.Latency = float64(trips)*w.RTT + float64(kp.Oracle)*stamp
-	kp.BusyMS = float64(trips)*w.RTT + float64(kp.Oracle)*busy
+	scans := float64(k.Scans) * k.scanned(r) / (r.Scan * mb) * 1000
+	kp.Latency = float64(trips)*w.RTT + float64(kp.Oracle)*stamp + scans
+	kp.BusyMS = float64(trips)*w.RTT + float64(kp.Oracle)*busy + scans
 	if k.Rows > 0 && k.Hot > 0 {
 		// Each transaction has to take its start_ts after the last one's
 		// commit_ts, so they follow each other at best; and one that begins before
 		// another has ended conflicts with it.
 		kp.HotRate = k.Rate / float64(k.Hot)
 		kp.HotLimit = 1000 / kp.Latency
+		kp.Removed = min(kp.HotRate, kp.HotLimit) * float64(k.Cells) * removedCells * r.Compaction * 3600
+		kp.RemovedMS = kp.Removed * r.Removed / (r.Scan * mb) * 1000
 		kp.Conflicts = 1 - math.Exp(-kp.HotRate*kp.Latency/1000)
 	}
 	return kp
@@ -190,6 +198,13 @@ const (
 	secondaryBytes = 100 // of each other row
 )
 
+// removedCells is how many removed cells a written one leaves: its lock, and the mark that
+// removed the lock.
+const removedCells = 2
+
+// scanned is how many bytes Bigtable passes in a scan of newest versions.
+func (k Kind) scanned(r Rates) float64 { return float64(k.ScanRows) * (k.ReadBytes + r.Cell) }
+
 func (w Workload) bytes(k Kind, kp KindPlan) float64 {
 	stamp := stampBytes
 	if w.Oracle == Served {
@@ -197,6 +212,7 @@ func (w Workload) bytes(k Kind, kp KindPlan) float64 {
 	}
 	return float64(kp.Oracle*stamp) +
 		float64(k.Reads)*(readBytes+float64(k.ReadRows)*(k.ReadBytes+readBytes/3)) +
+		float64(k.Scans)*(readBytes+float64(k.ScanRows)*(k.ReadBytes+readBytes/3)) +
 		float64(k.Rows*k.Cells)*(k.Bytes+prewriteBytes) +
 		float64(kp.Commits*commitBytes) + float64(max(k.Rows-1, 0)*secondaryBytes)
 }
@@ -204,6 +220,7 @@ func (w Workload) bytes(k Kind, kp KindPlan) float64 {
 func (k Kind) complete() Kind {
 	setDefault(&k.ReadRows, 1)
 	setDefault(&k.ReadBytes, 100)
+	setDefault(&k.ScanRows, 100)
 	setDefault(&k.Cells, 1)
 	setDefault(&k.Bytes, 100)
 	setDefault(&k.Tables, 1)

@@ -23,6 +23,7 @@ type planOptions struct {
 	workload capacity.Workload // of the flags
 	writes   capacity.Kind
 	reads    capacity.Kind
+	scans    capacity.Kind
 	table    capacity.Table
 	rates    capacity.Rates
 	format   cli.Format
@@ -30,28 +31,29 @@ type planOptions struct {
 
 // workloadFlags cannot be given together with --file.
 var workloadFlags = []string{"writes-per-second", "rows", "cells", "value-bytes", "tables", "reads-per-write", "hot-rows", "observed",
-	"reads-per-second", "rows-per-read", "table-rows", "row-bytes", "row-cells", "retention", "processes", "oracle", "rtt", "oracle-rtt", "sweep-interval"}
+	"reads-per-second", "rows-per-read", "scans-per-second", "rows-per-scan", "table-rows", "row-bytes", "row-cells", "retention", "gc-interval", "processes", "oracle", "rtt", "oracle-rtt", "sweep-interval"}
 
 var positive = []string{"node-reads", "node-writes", "cpu-target", "node-storage"}
 
 // NewCmd returns the plan command.
 func NewCmd(s *cli.Streams) *cobra.Command {
 	o := &planOptions{streams: s, rates: capacity.DefaultRates}
-	var retention, rtt, oracleRTT, sweep time.Duration
+	var retention, interval, rtt, oracleRTT, sweep time.Duration
 	cmd := &cobra.Command{
 		Use:   "plan [--file WORKLOAD]",
 		Short: "Plan the capacity of Cloud Bigtable for a workload: nodes, oracle, latency, cost",
 		Long: `Plan what a workload of transactions needs of Cloud Bigtable: requests and round trips
 per transaction, nodes, storage, the load of the oracle, the maximum rate of writes to
-one row, the cost of sweeps for notifications, network, latency and monthly cost. The
-command connects to nothing.
+one row and its size, the cost of scans and of sweeps for notifications, network, latency
+and monthly cost. The command connects to nothing.
 
 Flags describe a workload of one kind of writing transactions, one kind of reading
-snapshots, and one table. A file, YAML or JSON, has lists of them:
+snapshots, one kind of scans, and one table. A file, YAML or JSON, has lists of them:
 
   transactions:
   - {name: transfer, per_second: 2000, reads: 2, rows: 2, value_bytes: 100}
   - {name: statement, per_second: 5000, reads: 1, read_rows: 20}
+  - {name: report, per_second: 5, scans: 1, scan_rows: 10000}
   tables:
   - {name: accounts, rows: 1e8, row_bytes: 500, row_cells: 4, observed: true}
   retention_hours: 24
@@ -62,14 +64,14 @@ The fields are those of "workload" in the output of -o json. Observers are trans
 too: add a kind for them, with the acknowledgment as one more cell.
 
 The rates of a node are those that Google documents. A conditional mutation counts as
-one read and one write. Prices are flags. docs/performance.md lists the sources and the
-assumptions.`,
+one read and one write, and scans cost by bytes. Prices are flags. docs/performance.md
+lists the sources and the assumptions.`,
 		Example: `  percctl plan --writes-per-second 2000 --rows 2 --reads-per-second 5000
   percctl plan --writes-per-second 500 --table-rows 1e8 --observed 1 --oracle served
   percctl plan --file workload.yaml -o json`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.workload.Retention, o.workload.RTT, o.workload.OracleRTT, o.workload.Sweep = retention.Hours(), rtt.Seconds()*1000, oracleRTT.Seconds()*1000, sweep.Seconds()
+			o.workload.Retention, o.workload.Interval, o.workload.RTT, o.workload.OracleRTT, o.workload.Sweep = retention.Hours(), interval.Hours(), rtt.Seconds()*1000, oracleRTT.Seconds()*1000, sweep.Seconds()
 			for _, f := range workloadFlags {
 				if o.file != "" && cmd.Flags().Changed(f) {
 					return cli.Usagef("--%s and --file: use only one of them; the file describes the whole workload", f)
@@ -92,11 +94,14 @@ assumptions.`,
 	f.IntVar(&o.writes.Hot, "hot-rows", 0, "number of hot rows: each writing transaction writes one of them (0: none)")
 	f.IntVar(&o.writes.Observed, "observed", 0, "cells in observed columns that a writing transaction writes")
 	f.Float64Var(&o.reads.Rate, "reads-per-second", 0, "reading snapshots per second")
-	f.IntVar(&o.reads.ReadRows, "rows-per-read", 1, "rows that a snapshot reads in one request")
+	f.IntVar(&o.reads.ReadRows, "rows-per-read", 1, "rows that a snapshot reads by their keys in one request")
+	f.Float64Var(&o.scans.Rate, "scans-per-second", 0, "snapshots per second that scan a range of rows")
+	f.IntVar(&o.scans.ScanRows, "rows-per-scan", 100, "rows of such a range")
 	f.Float64Var(&o.table.Rows, "table-rows", 0, "rows of the table")
 	f.Float64Var(&o.table.Bytes, "row-bytes", 1000, "size of the newest values of a row in bytes, with keys and columns")
 	f.IntVar(&o.table.Cells, "row-cells", 1, "cells of a row")
 	f.DurationVar(&retention, "retention", 24*time.Hour, "how long garbage collection keeps versions")
+	f.DurationVar(&interval, "gc-interval", 6*time.Hour, "time between two runs of garbage collection")
 	f.IntVar(&o.workload.Processes, "processes", 10, "processes that run transactions")
 	f.StringVar(&o.workload.Oracle, "oracle", capacity.Direct, "direct or served")
 	f.DurationVar(&rtt, "rtt", 5*time.Millisecond, "round trip of a request to Bigtable")
@@ -157,8 +162,12 @@ func (o *planOptions) read() (capacity.Workload, error) {
 		o.reads.Name, o.reads.Reads, o.reads.ReadBytes = "read", 1, o.writes.Bytes
 		w.Transactions = append(w.Transactions, o.reads)
 	}
+	if o.scans.Rate != 0 {
+		o.scans.Name, o.scans.Scans, o.scans.ReadBytes = "scan", 1, o.writes.Bytes
+		w.Transactions = append(w.Transactions, o.scans)
+	}
 	if len(w.Transactions) == 0 {
-		return w, cli.Usagef("no workload: add --writes-per-second, --reads-per-second or --file")
+		return w, cli.Usagef("no workload: add --writes-per-second, --reads-per-second, --scans-per-second or --file")
 	}
 	if o.table.Rows != 0 {
 		o.table.Name, o.table.Observed = "table", o.writes.Observed > 0
@@ -199,9 +208,9 @@ func planText(out io.Writer, p capacity.Plan) error {
 	fmt.Fprintln(out)
 	t = cli.NewTable(out)
 	row := func(name, format string, args ...any) { cli.WriteRow(t, name, fmt.Sprintf(format, args...)) }
-	row("nodes", "%d, at %.0f %% CPU (target %.0f %%); %.2f busy, of which sweeps %.2f, garbage collection %.2f, idle processes %.2f; storage needs %.2f", p.Nodes, 100*p.CPU, 100*p.Rates.CPU, p.CPUNodes, p.SweepNodes, p.GCNodes, p.IdleNodes, p.StoreNodes)
-	row("rows", "%.0f read and %.0f written a second, and %.0f conditional mutations", p.RowReads, p.RowWrites, p.Conditions)
-	row("storage", "%.1f GiB before compression: %.1f live, %.1f of versions kept for %.3g h", p.StorageGiB, p.LiveGiB, p.OldGiB, p.Workload.Retention)
+	row("nodes", "%d, at %.0f %% CPU (target %.0f %%); %.2f busy, of which scans %.2f, sweeps %.2f, garbage collection %.2f, idle processes %.2f; storage needs %.2f", p.Nodes, 100*p.CPU, 100*p.Rates.CPU, p.CPUNodes, p.ScanNodes, p.SweepNodes, p.GCNodes, p.IdleNodes, p.StoreNodes)
+	row("rows", "%.0f read and %.0f written a second, and %.0f conditional mutations; %.1f MB/s scanned", p.RowReads, p.RowWrites, p.Conditions, p.Scanned)
+	row("storage", "%.1f GiB before compression: %.1f live, %.1f of versions kept for %.3g h, %.1f of removed cells", p.StorageGiB, p.LiveGiB, p.OldGiB, p.Workload.Retention, p.RemovedGiB)
 	row("oracle", "%s: %.0f timestamps and at most %.0f requests a second from %d processes", p.Workload.Oracle, p.Timestamps, p.OracleRequests, p.Workload.Processes)
 	for _, tb := range p.Tables {
 		if tb.SweepSecs > 0 {
