@@ -230,20 +230,39 @@ func TestExpiryOfTheLatestState(t *testing.T) {
 // A serializable transaction that has read a value commits before it expires, or not at all.
 // Otherwise a snapshot between the two would see the value gone and the transaction not yet.
 func TestExpiryOfSerializable(t *testing.T) {
-	for name, read := range map[string]func(ctx context.Context, tx *txn.Txn) error{
+	column := txn.Column{Family: "f", Qualifier: "q"}
+	ways := map[string]func(ctx context.Context, tx *txn.Txn) error{
 		"Get": func(ctx context.Context, tx *txn.Txn) error {
 			_, _, err := tx.Table("a").Get(ctx, "r", "f", "q")
 			return err
 		},
-		"ReadRows": func(ctx context.Context, tx *txn.Txn) (err error) {
-			for _, err = range tx.Table("a").ReadRows(ctx, bigtable.RowList{"r"}, txn.Columns(txn.Column{Family: "f", Qualifier: "q"})) {
+		"Observe and Get": func(ctx context.Context, tx *txn.Txn) error {
+			_, err := changes.Observe(ctx, tx, txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"})
+			if err == nil {
+				_, _, err = tx.Table("a").Get(ctx, "r", "f", "q")
 			}
 			return err
 		},
+	}
+	for name, opts := range map[string][]txn.ReadOption{
+		"": {txn.Columns(column)}, " of keys": {txn.Columns(column), txn.KeysOnly()}, " of first cells": {txn.Columns(column), txn.CellsPerRow(1)},
 	} {
+		ways["ReadRow"+name] = func(ctx context.Context, tx *txn.Txn) error {
+			_, err := tx.Table("a").ReadRow(ctx, "r", opts...)
+			return err
+		}
+		ways["ReadRows"+name] = func(ctx context.Context, tx *txn.Txn) (err error) {
+			for _, err = range tx.Table("a").ReadRows(ctx, bigtable.RowList{"r"}, opts...) {
+			}
+			return err
+		}
+	}
+	for name, read := range ways {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env := newExpiryEnv(t, time.Hour)
+				env := newGCEnv(t)
+				env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f", "g"}, Observed: []txn.Column{column}})
+				setExpiry(t, env.Client, time.Hour)
 				commit := func(wait time.Duration, opts ...txn.TxnOption) error {
 					mustSet(t, env.Client, "v", "r")
 					tx := begin(t, env.Client, opts...)

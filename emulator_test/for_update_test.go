@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -97,7 +98,7 @@ func lateStart(t *testing.T, meanwhile func(*testing.T, *txntest.Env)) *txn.Txn 
 	t.Helper()
 	local := tso.NewLocal(tso.LocalConfig{})
 	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
-	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
+	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true, Observed: []txn.Column{{Family: "f", Qualifier: "observed"}}})
 	o := &gatedOracle{local, make(chan struct{})}
 	close(o.gate)
 	c := env.NewClient(txn.Config{Oracle: o, TokenTTL: -1})
@@ -245,6 +246,33 @@ func TestForUpdateThenAnotherRead(t *testing.T) {
 				set(tx, "3", "r")
 				wantCommit(t, tx, false)
 			})
+		})
+	}
+}
+
+// TestForUpdateThenObserve: an observation shows the same state as what was read for the update.
+func TestForUpdateThenObserve(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			observed := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "observed"}
+			tx := lateStart(t, func(t *testing.T, env *txntest.Env) {
+				other := begin(t, env.Client)
+				set(other, "2", "r")
+				other.Table("a").Set("r", "f", "observed", []byte("2"))
+				wantCommit(t, other, false)
+			})
+			if first {
+				getForUpdate(t, tx)
+			}
+			o, err := changes.Observe(t.Context(), tx, observed)
+			if errors.Is(err, txn.ErrConflict) != first || !first && o.ChangeTS == 0 {
+				t.Errorf("GetForUpdate first: %v; Observe: %+v, %v", first, o, err)
+			}
+			if !first {
+				if got := getForUpdate(t, tx); got != "2" {
+					t.Errorf("read %q for the update, after the observation of its commit", got)
+				}
+			}
 		})
 	}
 }

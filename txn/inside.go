@@ -3,12 +3,14 @@ package txn
 import (
 	"context"
 
+	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 func init() {
@@ -27,7 +29,7 @@ func (i inside) Resolver() *recovery.Resolver { return i.t.client.resolver }
 
 func (i inside) StartTS() tso.Timestamp { return i.t.startTS }
 
-func (i inside) Alive() error { return i.t.checkReadable() }
+func (i inside) BeforeRead(ctx context.Context) error { return i.t.beforeRead(ctx) }
 
 func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
 	t := i.t
@@ -41,8 +43,10 @@ func (i inside) Observing(ctx context.Context, table string) (context.Context, f
 	}
 }
 
-func (i inside) Remember(cell Cell, value []byte, present bool) {
-	i.t.reads.remember(cell, value, present)
+func (i inside) Remember(table *store.Table, row bigtable.Row, cell Cell) {
+	i.t.noteExpiry(table, row)
+	item, present := store.FindColumn(row[cell.Family], cell.Column().Key())
+	i.t.reads.remember(cell, item.Value, present)
 }
 
 func (i inside) CausedBy(hops int) {

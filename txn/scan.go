@@ -139,7 +139,9 @@ func (s *scan) deliverPage(ctx context.Context) error {
 	}
 	for i := range s.page {
 		r := &s.page[i]
-		s.view.noteExpiry(s.table, r.row.Row)
+		if s.view.txn != nil {
+			s.view.txn.noteExpiry(s.table, r.row.Row)
+		}
 		if !s.yieldOwnBefore(r.key) || !s.yieldMerged(r.key, r.row.Row) {
 			break
 		}

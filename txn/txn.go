@@ -121,6 +121,24 @@ func (t *Txn) checkReadable() error {
 	return t.client.resolver.CheckOpen()
 }
 
+// beforeRead fails if the transaction may not read, or if it would see another state than what it
+// has read for [ForUpdate].
+func (t *Txn) beforeRead(ctx context.Context) error {
+	if err := t.checkReadable(); err != nil {
+		return err
+	}
+	return t.first.verify(ctx, t.client.resolver, t.startTS)
+}
+
+// noteExpiry makes a serializable transaction commit before a value expires that it has read.
+func (t *Txn) noteExpiry(table *store.Table, row bigtable.Row) {
+	if expiries := table.Schema.Expiries(); expiries != nil && t.opts.serializable {
+		if until := expiries.EarliestUntil(row, t.startTS); until != 0 {
+			t.CommitBefore(until)
+		}
+	}
+}
+
 // Rollback drops the transaction's writes. None of them was sent, so it cannot fail. After
 // Commit or Rollback it does nothing.
 func (t *Txn) Rollback() {

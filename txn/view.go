@@ -106,8 +106,15 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, own.Widen(o.sel), v.ts)
 	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
 	span.EndWith(err)
-	if err != nil || own == nil {
-		return r, err
+	if err != nil {
+		return nil, err
+	}
+	if v.txn == nil {
+		return r, nil
+	}
+	v.txn.noteExpiry(t, r)
+	if own == nil {
+		return r, nil
 	}
 	return store.FirstCells(own.Apply(row, r), o.sel.First), nil
 }
@@ -187,10 +194,7 @@ func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 // sel.
 func (v *View) open(ctx context.Context, sel store.Selection) (*store.Table, error) {
 	if v.txn != nil {
-		if err := v.txn.checkReadable(); err != nil {
-			return nil, err
-		}
-		if err := v.txn.first.verify(ctx, v.client.resolver, v.ts); err != nil {
+		if err := v.txn.beforeRead(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -255,16 +259,7 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	if v.txn == nil {
 		return row, nil
 	}
-	v.noteExpiry(t, row)
-	v.noteExpiry(t, raw) // with what was prefetched
+	v.txn.noteExpiry(t, row)
+	v.txn.noteExpiry(t, raw) // with what was prefetched
 	return v.txn.overlayRow(v.name, key, sel, row), nil
-}
-
-// noteExpiry makes a serializable transaction commit before a value expires that it has read.
-func (v *View) noteExpiry(t *store.Table, row bigtable.Row) {
-	if expiries := t.Schema.Expiries(); expiries != nil && v.txn != nil && v.txn.opts.serializable {
-		if until := expiries.EarliestUntil(row, v.ts); until != 0 {
-			v.txn.CommitBefore(until)
-		}
-	}
 }

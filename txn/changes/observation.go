@@ -117,7 +117,7 @@ func Observe(ctx context.Context, tx *txn.Txn, cell format.Cell) (*Observation, 
 		return nil, err
 	}
 	t := access.TransactionOf(tx)
-	if err := t.Alive(); err != nil {
+	if err := t.BeforeRead(ctx); err != nil {
 		return nil, err
 	}
 	r := t.Resolver()
@@ -133,19 +133,19 @@ func Observe(ctx context.Context, tx *txn.Txn, cell format.Cell) (*Observation, 
 	o := &Observation{Cell: cell, StartTS: t.StartTS(), Weak: column.Weak, Observers: slices.Clone(column.Observers), Acks: map[string]tso.Timestamp{}, Failures: map[string]format.Failure{}}
 	slices.Sort(o.Observers)
 	ctx, end := t.Observing(ctx, cell.Table)
-	value, present, err := o.read(ctx, r, tbl)
+	row, err := o.read(ctx, r, tbl)
 	if err = end(err); err != nil {
 		return nil, err
 	}
-	t.Remember(cell, value, present)
+	t.Remember(tbl, row, cell)
 	for _, trigger := range o.Triggers {
 		t.CausedBy(trigger.Hops + 1)
 	}
 	return o, nil
 }
 
-// read reads the stored state for o.Observers, and returns the cell's value.
-func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store.Table) (value []byte, present bool, err error) {
+// read reads the stored state for o.Observers, and returns the cell and its acknowledgments.
+func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store.Table) (bigtable.Row, error) {
 	sel := store.Selection{Columns: []format.Column{o.Cell.Column()}}
 	for _, id := range o.Observers {
 		sel.Columns = append(sel.Columns, format.AckColumn(o.Cell.Column(), id))
@@ -155,19 +155,19 @@ func (o *Observation) read(ctx context.Context, c *recovery.Resolver, tbl *store
 	f := store.Interleave(notify, sel.VisibleAt(o.StartTS, nil))
 	row, raw, err := recovery.ReadResolved(ctx, c, tbl, o.Cell.Row, sel, f, o.StartTS, nil)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	if err := o.setTriggers(raw); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	if err := o.setAcks(ctx, c, row, raw); err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	item, present := store.FindColumn(row[o.Cell.Family], key)
+	_, present := store.FindColumn(row[o.Cell.Family], key)
 	if err := o.setChange(raw, present); err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	return item.Value, present, nil
+	return row, nil
 }
 
 // setChange finds the cell's newest change among its triggers or write records.

@@ -143,7 +143,7 @@ func wasPending(ctx context.Context, c *recovery.Resolver, t *store.Table, cell 
 	var o *Observation
 	for _, at := range []tso.Timestamp{asOf, ranTS} {
 		o = &Observation{Cell: cell, StartTS: at, Observers: []string{observer}, Acks: map[string]tso.Timestamp{}, Failures: map[string]format.Failure{}}
-		_, _, err := o.read(ctx, c, t)
+		_, err := o.read(ctx, c, t)
 		if err = c.SafePoint.AfterRead(ctx, at, err); err != nil {
 			return false, err
 		}

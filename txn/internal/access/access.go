@@ -1,15 +1,18 @@
 // Package access lets the packages beside txn (gc, admin and changes) reach the inside of a
 // *txn.Client and a *txn.Txn, which applications do not see. Package txn sets the function
 // variables when it is initialized. They take any, because this package is below txn and
-// cannot import it. It imports format and recovery.
+// cannot import it. It imports format, recovery and store.
 package access
 
 import (
 	"context"
 
+	"cloud.google.com/go/bigtable"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
+	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // ResolverOf returns the resolver of a *txn.Client.
@@ -25,15 +28,16 @@ var TraceLater func(begin func(context.Context) context.Context) any
 type Transaction interface {
 	Resolver() *recovery.Resolver
 	StartTS() tso.Timestamp
-	// Alive returns an error if the transaction may no longer read.
-	Alive() error
+	// BeforeRead returns an error if the transaction may no longer read, or would see another state
+	// than in an earlier read.
+	BeforeRead(ctx context.Context) error
 	// Observing begins the read of an observed cell of table. The caller calls end with the
 	// error of the read. end returns that error or, if garbage collection has passed the
 	// transaction, a format.TooOldError.
 	Observing(ctx context.Context, table string) (_ context.Context, end func(error) error)
 	// Remember keeps a cell's value at the start timestamp, so that later reads of the
-	// transaction need no request.
-	Remember(cell format.Cell, value []byte, present bool)
+	// transaction need no request. row is the row of table as the transaction sees it.
+	Remember(table *store.Table, row bigtable.Row, cell format.Cell)
 	// CausedBy says that at least that many observer runs, one causing the next, led to the
 	// transaction.
 	CausedBy(hops int)
