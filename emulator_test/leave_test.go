@@ -122,7 +122,7 @@ func wantLeft(t *testing.T, env *txntest.Env, want map[string]string) {
 	for _, f := range info.FamilyInfos {
 		policies[f.Name] = f.GCPolicy
 	}
-	if len(policies) != 2 || policies["f"] != "<never>" || policies["g"] != "(versions() > 5 || age() > 36500d)" {
+	if len(policies) != 2 || policies["f"] != "<never>" || policies["g"] != "(versions() > 5 || age() > 100d)" {
 		t.Errorf("families with policies %v", policies)
 	}
 }
@@ -345,7 +345,7 @@ func TestLeaveRefuses(t *testing.T) {
 		check := func(want string, cfg admin.LeaveConfig) {
 			t.Helper()
 			cfg.Table = "a"
-			err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, cfg)
+			_, err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, cfg)
 			if _, lerr := admin.Leave(t.Context(), env.Admin, env.Bigtable, c, cfg); want != "" && fmt.Sprint(lerr) != fmt.Sprint(err) {
 				t.Errorf("Leave: %v, CheckLeave: %v", lerr, err)
 			}
@@ -379,10 +379,10 @@ func TestLeaveRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		closeNow(alive)
-		if err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, admin.LeaveConfig{Table: "a", ClientsStopped: true}); err != nil {
+		if _, err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, admin.LeaveConfig{Table: "a", ClientsStopped: true}); err != nil {
 			t.Error(err)
 		}
-		if err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, admin.LeaveConfig{Table: "none"}); !errors.Is(err, txn.ErrNotInitialized) && !errors.Is(err, admin.ErrNotLeavable) {
+		if _, err := admin.CheckLeave(t.Context(), env.Admin, env.Bigtable, c, admin.LeaveConfig{Table: "none"}); !errors.Is(err, txn.ErrNotInitialized) && !errors.Is(err, admin.ErrNotLeavable) {
 			t.Error(err)
 		}
 	})

@@ -54,6 +54,9 @@ type AdoptConfig struct {
 	// Defaults to 20,000.
 	SampleRows int
 
+	// RestoreOldPolicies is for [UndoAdoption], as in [LeaveConfig].
+	RestoreOldPolicies bool
+
 	// Instance is the resource name projects/PROJECT/instances/INSTANCE. It is used
 	// only if clearing a policy leaves an empty rule, as it does on the emulator.
 	// Defaults to "": on the emulator, ClearPolicies then fails.

@@ -154,6 +154,37 @@ func (a *adoption) dropState(ctx context.Context) error {
 	return err
 }
 
+// plainPolicies returns the policies that the families get when the table is plain again.
+func (a *adoption) plainPolicies(ctx context.Context, record *recordpb.TableSchema) ([]FamilyPolicy, error) {
+	infos, err := a.families(ctx)
+	return plainPolicies(record, infos, a.cfg.RestoreOldPolicies), err
+}
+
+// restorePolicies gives the families these policies.
+func (a *adoption) restorePolicies(ctx context.Context, record *recordpb.TableSchema) error {
+	policies, err := a.plainPolicies(ctx, record)
+	if err != nil {
+		return err
+	}
+	return setPolicies(ctx, a.admin, a.cfg.Table, policies)
+}
+
+// removeSchema removes the table's schema record if it is still the one that was read: it says
+// how long values last.
+func (a *adoption) removeSchema(ctx context.Context, read []byte) error {
+	same := store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, store.SchemaQualifier), store.ExactValue(read)))
+	m := bigtable.NewMutation()
+	m.DeleteCellsInColumn(store.DeployFamily, store.SchemaQualifier)
+	matched, err := a.meta.CheckAndMutate(ctx, store.SchemaRowPrefix+a.cfg.Table, same, m, nil)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w; table %q: its schema record may be removed", err, a.cfg.Table)
+	case !matched:
+		return fmt.Errorf("admin: table %q: another client changed or removed its schema record", a.cfg.Table)
+	}
+	return nil
+}
+
 // putSchema writes the table's schema record if there is none.
 func (a *adoption) putSchema(ctx context.Context, record *recordpb.TableSchema) error {
 	m := bigtable.NewMutation()

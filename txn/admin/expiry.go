@@ -129,6 +129,29 @@ func expiryOf(r *recordpb.GCRule) (micros int64) {
 	return micros
 }
 
+// withoutExpiry returns what is left of a policy if the newest value of a cell stays without
+// limit; nil if nothing is left.
+func withoutExpiry(r *recordpb.GCRule) *recordpb.GCRule {
+	switch {
+	case r == nil, r.MaxAgeMicros > 0:
+		return nil
+	case expiryOf(r) == 0:
+		return r
+	case len(r.Intersection) > 0:
+		return &recordpb.GCRule{Intersection: append([]*recordpb.GCRule{{MaxVersions: 1}}, r.Intersection...)}
+	}
+	var rest []*recordpb.GCRule
+	for _, child := range r.Union {
+		if child = withoutExpiry(child); child != nil {
+			rest = append(rest, child)
+		}
+	}
+	if len(rest) < 2 {
+		return append(rest, nil)[0]
+	}
+	return &recordpb.GCRule{Union: rest}
+}
+
 // expiriesOf translates the policies that an adoption clears.
 func expiriesOf(prior []*recordpb.PriorPolicy, since int64) (expiries []*recordpb.FamilyExpiry) {
 	for _, p := range prior {

@@ -47,6 +47,12 @@ type LeaveConfig struct {
 	// Defaults to DefaultUndoWait.
 	Wait time.Duration
 
+	// RestoreOldPolicies gives the families exactly the garbage-collection policies that they had
+	// before the adoption. If the expiry of a family was removed or became longer since, Bigtable
+	// then deletes values that transactions read now ([FamilyPolicy.DeletesVisible]).
+	// Defaults to false: values last as long as they do now.
+	RestoreOldPolicies bool
+
 	// Progress, when set, is called with the number of rows read so far.
 	// Defaults to nil.
 	Progress func(rows int)
@@ -60,22 +66,27 @@ type LeaveReport struct {
 	Locks   int // locks of dead clients that were resolved
 }
 
-// CheckLeave returns the reason why [Leave] would refuse a table, and changes nothing.
-func CheckLeave(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, client *txn.Client, cfg LeaveConfig) error {
+// CheckLeave returns the reason why [Leave] would refuse a table, and otherwise the policies that
+// its families would get. It changes nothing.
+func CheckLeave(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, client *txn.Client, cfg LeaveConfig) ([]FamilyPolicy, error) {
 	l, err := newLeaver(admin, bt, client, cfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, _, err = l.check(ctx)
-	return err
+	record, _, err := l.check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.plainPolicies(ctx, record)
 }
 
 // Leave makes a transactional table a plain one: it undoes [Adopt] also where transactions have
 // written. In each column that a transaction wrote, the newest committed value stays, as a
 // plain cell at its commit's time in milliseconds; older versions go. Deleted and expired
 // values, and all records go. Columns that no transaction wrote stay as they are. Afterwards,
-// Leave drops the metadata families and restores the policies that the adoption cleared; other
-// expiries ([SetExpiry]) become policies of maximum age.
+// Leave drops the metadata families and restores the policies that the adoption cleared.
+// Expiries ([SetExpiry]) become maximum ages: they replace those of the old policies, which
+// might delete values that transactions read ([LeaveConfig.RestoreOldPolicies]).
 //
 // Stop all clients of the table first, and settle unknown outcomes: Leave fails with
 // [ErrNotLeavable] while the worker token of any client is fresh, and if the table has indexes or
@@ -118,7 +129,7 @@ func newLeaver(admin *bigtable.AdminClient, bt *bigtable.Client, client *txn.Cli
 	if cfg.Wait == 0 {
 		cfg.Wait = DefaultUndoWait
 	}
-	a, err := newAdoption(admin, bt, &AdoptConfig{Table: cfg.Table, MetadataTable: cfg.MetadataTable})
+	a, err := newAdoption(admin, bt, &AdoptConfig{Table: cfg.Table, MetadataTable: cfg.MetadataTable, RestoreOldPolicies: cfg.RestoreOldPolicies})
 	if err != nil {
 		return nil, err
 	}
@@ -188,13 +199,7 @@ func (l *leaver) leave(ctx context.Context) error {
 	if err := families.DropMetadata(ctx, l.admin, l.cfg.Table); err != nil {
 		return err
 	}
-	policies := record.PriorPolicies
-	for _, x := range record.Expiries {
-		if !slices.ContainsFunc(policies, func(p *recordpb.PriorPolicy) bool { return p.Family == x.Family }) {
-			policies = append(policies, &recordpb.PriorPolicy{Family: x.Family, Rule: &recordpb.GCRule{MaxAgeMicros: x.AfterMicros}})
-		}
-	}
-	if err := restorePolicies(ctx, l.admin, l.cfg.Table, policies); err != nil {
+	if err := l.restorePolicies(ctx, record); err != nil {
 		return err
 	}
 	return l.end(ctx)
@@ -212,19 +217,19 @@ func (l *leaver) rewrite(ctx context.Context, record *recordpb.TableSchema, stat
 	if err := l.putState(ctx, leavingQualifier, record); err != nil {
 		return err
 	}
+	stored := state.schemaBytes
 	if state.schema == nil {
 		// An earlier run has removed the record. The locks below need it.
 		if err := l.putSchema(ctx, record); err != nil {
 			return err
 		}
+		stored = format.Marshal(record)
 	}
 	t, err := l.c.Table(ctx, l.cfg.Table)
 	if err != nil {
 		return err
 	}
-	m := bigtable.NewMutation()
-	m.DeleteCellsInColumn(store.DeployFamily, store.SchemaQualifier)
-	if _, err := l.meta.Apply(ctx, []store.RowMutation{{Row: store.SchemaRowPrefix + l.cfg.Table, Mut: m, Ops: 1}}); err != nil {
+	if err := l.removeSchema(ctx, stored); err != nil {
 		return err
 	}
 	if err := store.Sleep(ctx, l.config.Wait); err != nil {

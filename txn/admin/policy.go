@@ -70,11 +70,74 @@ func clearPolicy(ctx context.Context, admin *bigtable.AdminClient, instance, tab
 	return store.WrapRPC(ctx, "clear the garbage-collection policy of family "+family, table, err)
 }
 
-// restorePolicies sets the recorded policies of a table's families.
-func restorePolicies(ctx context.Context, admin *bigtable.AdminClient, table string, recorded []*recordpb.PriorPolicy) error {
-	for _, p := range recorded {
-		if err := admin.SetGCPolicy(ctx, table, p.Family, decodePolicy(p.Rule)); err != nil {
-			return store.WrapRPC(ctx, "restore the garbage-collection policy of family "+p.Family, table, err)
+// A FamilyPolicy says which garbage-collection policy a family gets when its table becomes a
+// plain one, by [Leave] or [UndoAdoption].
+type FamilyPolicy struct {
+	Family string
+	// Prior is the policy that the adoption cleared; "" for none.
+	Prior string
+	// Expiry is how long values last now, see [SetExpiry]; 0: without limit.
+	Expiry time.Duration
+	// Policy is the policy that the family gets; "" for none.
+	Policy string
+	// MaxAge is the age from which Bigtable deletes the newest value of a column under Policy;
+	// 0: never.
+	MaxAge time.Duration
+
+	rule *recordpb.GCRule
+}
+
+// DeletesVisible reports whether Bigtable deletes values under the policy that transactions read
+// now.
+func (p FamilyPolicy) DeletesVisible() bool {
+	return p.MaxAge > 0 && (p.Expiry == 0 || p.MaxAge < p.Expiry)
+}
+
+// plainPolicies returns the policies of a table that becomes a plain one, of the families that it
+// still has. If old is set, they are those from before the adoption. Otherwise, values last as
+// long as they do now: if the expiry of a family has changed since, it replaces the maximum age.
+func plainPolicies(record *recordpb.TableSchema, infos []bigtable.FamilyInfo, old bool) (policies []FamilyPolicy) {
+	expiries := store.ExpiriesOf(record)
+	old = old || record.AdoptedTs == 0 // the adoption was interrupted before it set expiries
+	for _, f := range infos {
+		p := FamilyPolicy{Family: f.Name, Expiry: time.Duration(expiries[f.Name].After) * time.Microsecond}
+		for _, r := range record.PriorPolicies {
+			if r.Family == f.Name {
+				p.rule, p.Prior = r.Rule, decodePolicy(r.Rule).String()
+			}
+		}
+		after := p.Expiry.Microseconds()
+		if expiryOf(p.rule) != after && (!old || p.rule == nil) {
+			if p.rule = withoutExpiry(p.rule); after > 0 {
+				age := &recordpb.GCRule{MaxAgeMicros: after}
+				switch {
+				case p.rule == nil:
+					p.rule = age
+				case len(p.rule.Union) > 0:
+					p.rule = &recordpb.GCRule{Union: append(slices.Clone(p.rule.Union), age)}
+				default:
+					p.rule = &recordpb.GCRule{Union: []*recordpb.GCRule{p.rule, age}}
+				}
+			}
+		}
+		if p.rule != nil {
+			p.Policy, p.MaxAge = decodePolicy(p.rule).String(), format.Micros(expiryOf(p.rule))
+		}
+		if p.Prior != "" || p.Policy != "" {
+			policies = append(policies, p)
+		}
+	}
+	return policies
+}
+
+// setPolicies gives the families of a table their policies.
+func setPolicies(ctx context.Context, admin *bigtable.AdminClient, table string, policies []FamilyPolicy) error {
+	for _, p := range policies {
+		if p.rule == nil {
+			continue
+		}
+		if err := admin.SetGCPolicy(ctx, table, p.Family, decodePolicy(p.rule)); err != nil {
+			return store.WrapRPC(ctx, "set the garbage-collection policy of family "+p.Family, table, err)
 		}
 	}
 	return nil

@@ -48,7 +48,8 @@ func (e *WrittenError) Is(target error) bool { return target == ErrWritten }
 
 // UndoAdoption undoes [Adopt] or [InitTable] if no transaction has written to the
 // table. It removes the schema record and the metadata families, and restores the
-// garbage-collection policies that Adopt cleared. It changes no row of data.
+// garbage-collection policies that Adopt cleared. Expiries that were set since
+// replace the maximum ages of these policies, as in [Leave]. It changes no row of data.
 //
 // Clients may use the table meanwhile. UndoAdoption works in these steps:
 //
@@ -79,26 +80,32 @@ func UndoAdoption(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable
 }
 
 // CheckUndoAdoption searches the table as the first step of [UndoAdoption] does. It
-// fails with a [WrittenError] if a transaction has written to the table. It changes
-// nothing.
-func CheckUndoAdoption(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, cfg AdoptConfig) error {
+// fails with a [WrittenError] if a transaction has written to the table. Otherwise it
+// returns the policies that the families would get. It changes nothing.
+func CheckUndoAdoption(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Client, cfg AdoptConfig) ([]FamilyPolicy, error) {
 	a, err := newAdoption(admin, bt, &cfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	state, err := a.state(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	u := &undoer{a}
-	if _, err := u.undoable(state); err != nil || state.dropping {
-		return err
+	prior, err := u.undoable(state)
+	if err != nil {
+		return nil, err
 	}
-	found, err := u.written(ctx)
-	if err == nil && found != nil {
-		err = found
+	if !state.dropping {
+		found, err := u.written(ctx)
+		if err == nil && found != nil {
+			err = found
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	return err
+	return u.plainPolicies(ctx, prior)
 }
 
 // An undoer undoes the adoption of a table.
@@ -134,7 +141,7 @@ func (u *undoer) undo(ctx context.Context, wait time.Duration) error {
 	if err := families.DropMetadata(ctx, u.admin, u.cfg.Table); err != nil {
 		return err
 	}
-	if err := restorePolicies(ctx, u.admin, u.cfg.Table, prior.PriorPolicies); err != nil {
+	if err := u.restorePolicies(ctx, prior); err != nil {
 		return err
 	}
 	// Prove that the wait was long enough.
@@ -163,16 +170,8 @@ func (u *undoer) retire(ctx context.Context, state *adoptionState, prior *record
 		return err
 	}
 	if state.schema != nil {
-		same := store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, store.SchemaQualifier), store.ExactValue(state.schemaBytes)))
-		m := bigtable.NewMutation()
-		m.DeleteCellsInColumn(store.DeployFamily, store.SchemaQualifier)
-		matched, err := u.meta.CheckAndMutate(ctx, store.SchemaRowPrefix+u.cfg.Table, same, m, nil)
-		if err != nil {
-			// The removal may have been applied.
-			return fmt.Errorf("%w; table %q: its schema record may be removed: undo again to continue, or adopt the table again", err, u.cfg.Table)
-		}
-		if !matched {
-			return fmt.Errorf("admin: table %q: its schema record changed during the undo; undo again", u.cfg.Table)
+		if err := u.removeSchema(ctx, state.schemaBytes); err != nil {
+			return fmt.Errorf("%w: undo again to continue, or adopt the table again", err)
 		}
 	}
 	if err := store.Sleep(ctx, wait); err != nil {

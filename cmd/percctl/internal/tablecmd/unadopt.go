@@ -16,8 +16,9 @@ import (
 
 type unadoptOptions struct {
 	session.Options
-	table string
-	wait  time.Duration
+	table   string
+	restore bool
+	wait    time.Duration
 }
 
 func newUnadoptCmd(s *cli.Streams) *cobra.Command {
@@ -27,7 +28,8 @@ func newUnadoptCmd(s *cli.Streams) *cobra.Command {
 		Short: "Undo table adopt, if no transaction has written",
 		Long: `Undo percctl table adopt: remove the schema record and the metadata families, and
 restore the garbage-collection policies that were cleared. The command does not
-touch rows.
+touch rows. If the expiry of a family has changed since the adoption, it replaces
+the maximum age of its old policy; --restore-old-policies restores that unchanged.
 
 It works only if no transaction has written to the table. To make sure, the command
 reads the whole table twice: before it removes the schema record, and after --wait,
@@ -49,6 +51,7 @@ Exit status 4: a transaction has written.`,
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[undoing]())
 	cmd.ValidArgsFunction = o.CompleteTables(1)
+	addRestoreOldPolicies(cmd.Flags(), &o.restore)
 	cmd.Flags().DurationVar(&o.wait, "wait", admin.DefaultUndoWait, "how long clients may use their cached schema of the table")
 	o.Consent.Add(cmd)
 	cli.AtLeast(&o.Checks, "wait", &o.wait, 1, "positive")
@@ -64,7 +67,9 @@ type undoing struct {
 	Written  bool    `json:"written"`      // whether a transaction has written, so that the adoption cannot be undone
 	Detail   string  `json:"detail"`       // where it has written
 	Wait     float64 `json:"wait_seconds"` // --wait
-	Undone   bool    `json:"undone"`       // whether the table is as it was before the adoption
+	Undone   bool    `json:"undone"`       // whether the adoption is undone
+
+	Policies []plainPolicy `json:"policies"` // garbage-collection policies of the plain table
 }
 
 func (u *undoing) text(w io.Writer) (err error) {
@@ -72,26 +77,31 @@ func (u *undoing) text(w io.Writer) (err error) {
 	case u.Written:
 		_, err = fmt.Fprintf(w, "table %s stays transactional: %s\n", u.Table, u.Detail)
 	case u.Undone:
-		_, err = fmt.Fprintf(w, "table %s is as it was before it was adopted (project %s, instance %s)\n", u.Table, u.Project, u.Instance)
+		_, err = fmt.Fprintf(w, "table %s is a plain one again, its rows are unchanged (project %s, instance %s)\n", u.Table, u.Project, u.Instance)
 	default:
 		_, err = fmt.Fprintf(w, "project %s, instance %s, table %s: no transaction has written\n  to remove: the schema record; after %v, the metadata families (%s, and _bulk if it exists)\n", u.Project, u.Instance, u.Table, time.Duration(u.Wait*1e9), metadataFamilies)
+		for _, p := range u.Policies {
+			err = errors.Join(err, p.text(w))
+		}
 	}
 	return err
 }
 
 func (o *unadoptOptions) run(ctx context.Context, s *session.Session) error {
 	cfg := admin.AdoptConfig{
-		Table: o.table, MetadataTable: s.Connect.MetadataTable, Instance: s.Connect.Resource(),
+		Table: o.table, MetadataTable: s.Connect.MetadataTable, Instance: s.Connect.Resource(), RestoreOldPolicies: o.restore,
 		Progress: func(rows int) { s.Progress.Set("reading table %s: %s", o.table, cli.Count(rows, "row")) },
 	}
-	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.Consent.DryRun, Wait: o.wait.Seconds()}
+	u := &undoing{Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, DryRun: o.Consent.DryRun, Wait: o.wait.Seconds(), Policies: []plainPolicy{}}
 	print := func() error { return o.Print(u, u.text) }
 	if err := s.Exists(ctx, o.table); err != nil {
 		return err
 	}
-	if err := admin.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg); err != nil {
+	policies, err := admin.CheckUndoAdoption(ctx, s.Admin, s.Bigtable, cfg)
+	if err != nil {
 		return o.written(u, err, print)
 	}
+	u.Policies = plainPolicies(policies)
 	s.Progress.End()
 	if ok, err := o.Ask(ctx, u, u.text, fmt.Sprintf("Undo the adoption of table %s in %s?", o.table, s.Where)); !ok {
 		return err
