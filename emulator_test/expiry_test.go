@@ -399,6 +399,77 @@ func TestExpiryChanges(t *testing.T) {
 	})
 }
 
+// TestExpiryTakenBackBesideACollector: a collector that began before an expiry was taken back
+// removes nothing that a snapshot has shown since. Values come back that no collector can have
+// removed.
+func TestExpiryTakenBackBesideACollector(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newExpiryEnv(t, time.Hour)
+		c := env.Client
+		const n = 3000
+		rows := make([]string, n)
+		for i := range rows {
+			rows[i] = fmt.Sprintf("row%04d", i)
+		}
+		mustSet(t, c, "v", rows...)
+		advance(3 * time.Hour)
+		runGC(t, c, gc.Config{})
+		mustSet(t, c, "v", "young")
+		advance(2 * retention)
+		collector := env.NewClient(txn.Config{TokenTTL: -1})
+		done := inBackground(func() error {
+			r, err := gc.Run(t.Context(), collector, gc.Config{Retention: retention, Rate: 1})
+			if err == nil && r.Total.Versions < n/2 {
+				t.Errorf("the collector has removed only %d values", r.Total.Versions)
+			}
+			return err
+		})
+		advance(12 * time.Minute) // the fence, the locks, and some pages
+		setExpiry(t, c, 0)
+		advance(30 * time.Minute) // the youngest value would have expired
+		s := takeSnapshot(t, c)
+		wantValue(t, s, "young", "v")
+		first := valueAt(t, s, rows[n-1])
+		if o := <-done; o.err != nil || o.took < 45*time.Minute {
+			t.Fatalf("the collector ended after %v: %v", o.took, o.err)
+		}
+		for _, s := range []*txn.Snapshot{s, takeSnapshot(t, c)} {
+			if v := valueAt(t, s, rows[n-1]); v != first {
+				t.Errorf("%d has shown %q, and now %q", s.ReadTS(), first, v)
+			}
+			wantValue(t, s, "young", "v")
+		}
+	})
+}
+
+// TestExpiryTakenBackInTime: an expiry that was a mistake hides nothing for good if it is taken back
+// before garbage collection relies on it.
+func TestExpiryTakenBackInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newExpiryEnv(t, 0)
+		c := env.Client
+		mustSet(t, c, "v", "r")
+		for range 3 {
+			advance(retention)
+			runGC(t, c, gc.Config{})
+		}
+		advance(2 * time.Hour)
+		setExpiry(t, c, time.Minute)
+		advance(retention - time.Minute)
+		runGC(t, c, gc.Config{})
+		advance(2 * time.Minute)
+		wantValue(t, takeSnapshot(t, c), "r", "")
+		setExpiry(t, c, 0)
+		advance(2 * time.Minute)
+		wantValue(t, takeSnapshot(t, c), "r", "v")
+		for range 4 {
+			advance(retention)
+			runGC(t, c, gc.Config{})
+		}
+		wantValue(t, takeSnapshot(t, c), "r", "v")
+	})
+}
+
 // expiryModel is what table a holds: versions of cells, by the rules of the documentation.
 type expiryModel struct {
 	after    tso.Timestamp

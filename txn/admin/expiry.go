@@ -23,8 +23,8 @@ import (
 //
 // Running clients notice the change up to Config.SchemaMaxAge later. Until then, and in
 // transactions and snapshots that are open, they may show other values than clients that know
-// it. If the expiry becomes longer, values come back that had expired and that garbage
-// collection has not removed yet.
+// it. If the expiry becomes longer, expired values come back, except those that are so old that
+// garbage collection may have removed some of them.
 //
 // SetExpiry fails with txn.ErrSchema if the table does not have the family, or if an index is on
 // one of its columns or has its entries there.
@@ -44,19 +44,21 @@ func SetExpiry(ctx context.Context, client *txn.Client, table, family string, af
 		if !slices.Contains(m.Families, family) {
 			return fmt.Errorf("admin: table %q: %w: it has no family %q", table, format.ErrSchema, family)
 		}
-		// The timestamp is from just before the record is replaced. Garbage collection relies
-		// on the expiry only a retention later or more.
+		if int64(store.ExpiriesOf(m)[family].After) == after.Microseconds() {
+			return nil
+		}
+		// The timestamp and the safe point are from just before the record is replaced. Garbage
+		// collection relies on the expiry only a retention later or more, and no collector works
+		// with a later safe point by then.
 		now, err := c.Clock.Timestamp(ctx)
 		if err != nil {
 			return err
 		}
-		old := slices.IndexFunc(m.Expiries, func(x *recordpb.FamilyExpiry) bool { return x.Family == family })
-		if old >= 0 {
-			if m.Expiries[old].AfterMicros == after.Microseconds() {
-				return nil
-			}
-			m.Expiries = slices.Delete(m.Expiries, old, old+1)
+		point, _, err := c.SafePoint.ReadRecord(ctx)
+		if err != nil {
+			return err
 		}
+		store.EndExpiry(m, family, point, now)
 		if after == 0 {
 			return nil
 		}

@@ -60,8 +60,7 @@ func RegisterIndex(ctx context.Context, client *txn.Client, table string, index 
 	}
 	return editObserved(ctx, r, table, func(s *recordpb.TableSchema) error {
 		for _, c := range index.Columns {
-			_, expires := store.ExpiriesOf(s)[c.Family]
-			if _, entriesExpire := entries.Schema.Expiries()[family]; expires || entriesExpire {
+			if store.ExpiriesOf(s)[c.Family].After > 0 || entries.Schema.Expiries()[family].After > 0 {
 				return fmt.Errorf("changes: index %s of table %q: %w: column %s or the entries in %s expire, and an index cannot follow that", index.Name, table, format.ErrSchema, c, index.Entries)
 			}
 			if !slices.Contains(s.Families, c.Family) {

@@ -162,7 +162,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 	expiries := t.Schema.Expiries()
 	setSeen(columns)
 	for _, h := range columns {
-		c, counts := r.column(h, expiries[h.column.Family])
+		c, counts := r.column(h, expiries.ExpiredUpTo(h.column.Family, r.drained))
 		if counts.Cells == 0 {
 			continue
 		}
@@ -196,7 +196,9 @@ func setSeen(columns map[format.Column]*columnCells) {
 // version at or below it. That version stays, and everything newer. Versions of
 // a column never interleave, so everything older is below the start_ts of that
 // version, or below its commit_ts if it is a delete.
-func (r rules) column(h *columnCells, expiry store.Expiry) (g columnGarbage, n Counts) {
+//
+// No read that is still possible shows values that were committed up to expired.
+func (r rules) column(h *columnCells, expired tso.Timestamp) (g columnGarbage, n Counts) {
 	g.column = h.column
 	count := func(cells []storedCell, kind *int64, garbage func(tso.Timestamp) bool) (some bool) {
 		for _, c := range cells {
@@ -226,12 +228,6 @@ func (r rules) column(h *columnCells, expiry store.Expiry) (g columnGarbage, n C
 		if w.CommitTS <= r.safePoint && w.CommitTS > newest.CommitTS {
 			newest = w
 		}
-	}
-	// No read that is still possible shows what was committed up to here: their timestamps are
-	// above drained, and all clients know an expiry that was set before.
-	expired := tso.Timestamp(0)
-	if expiry.After > 0 && expiry.Since <= r.drained {
-		expired = r.drained - expiry.After
 	}
 	plainBelow := bigtable.Timestamp(expired).TruncateToMilliseconds()
 	if r.plain && newest.CommitTS != 0 {

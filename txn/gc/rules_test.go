@@ -70,7 +70,7 @@ func TestGarbageOfAColumn(t *testing.T) {
 		{"rollback markers among marks", false, columnCells{marks: at(10, 70), markers: []tso.Timestamp{80, 60}}, columnGarbage{marks: true, markers: []tso.Timestamp{60, 80}}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, n := rules{safePoint: 100, drained: 50, plain: tt.plain}.column(&tt.has, store.Expiry{})
+			got, n := rules{safePoint: 100, drained: 50, plain: tt.plain}.column(&tt.has, 0)
 			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}
@@ -104,6 +104,8 @@ func TestGarbageOfAnExpiringColumn(t *testing.T) {
 		cells  int64
 	}{
 		{"expired in time", known, false, columnCells{writes: one, data: at(3990)}, columnGarbage{newest: 4000, dataBelow: 4000}, 2},
+		{"gone by an earlier expiry", store.Expiry{After: 2000, Since: 5000, Gone: 4000, GoneSince: 5000}, false, columnCells{writes: one, data: at(3990)}, columnGarbage{newest: 4000, dataBelow: 4000}, 2},
+		{"gone, not known for long", store.Expiry{Gone: 4000, GoneSince: 5001}, false, columnCells{writes: one, data: at(3990)}, columnGarbage{}, 0},
 		{"expired later", known, false, columnCells{writes: []columnWrite{version(format.KindPut, 3990, 4001)}, data: at(3990)}, columnGarbage{}, 0},
 		{"set later", store.Expiry{After: 1000, Since: 5001}, false, columnCells{writes: one, data: at(3990)}, columnGarbage{}, 0},
 		{"never", store.Expiry{}, false, columnCells{writes: one, data: at(3990)}, columnGarbage{}, 0},
@@ -118,7 +120,7 @@ func TestGarbageOfAnExpiringColumn(t *testing.T) {
 		{"expired plain data below a delete", known, false, columnCells{writes: []columnWrite{version(format.KindDelete, 4900, 5000)}, plain: at(1)}, columnGarbage{plainBelow: 4000}, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, n := rules{safePoint: 10_000, drained: 5000, plain: tt.plain}.column(&tt.has, tt.expiry)
+			got, n := rules{safePoint: 10_000, drained: 5000, plain: tt.plain}.column(&tt.has, store.Expiries{"f": tt.expiry}.ExpiredUpTo("f", 5000))
 			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}

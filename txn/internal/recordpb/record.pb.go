@@ -205,7 +205,7 @@ func (x GarbageRun_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GarbageRun_Phase.Descriptor instead.
 func (GarbageRun_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{19, 0}
+	return file_record_proto_rawDescGZIP(), []int{20, 0}
 }
 
 // CellRef names a transaction's primary cell, relative to the record's own cell: a field that
@@ -760,7 +760,9 @@ type TableSchema struct {
 	BulkPrewriteFromTs int64 `protobuf:"varint,15,opt,name=bulk_prewrite_from_ts,json=bulkPrewriteFromTs,proto3" json:"bulk_prewrite_from_ts,omitempty"`
 	// Transactions that started at or above bulk_prewrite_from_ts may prewrite in bulk. It is set
 	// later than that, so that all clients have read the record in between.
-	BulkPrewrite  bool `protobuf:"varint,16,opt,name=bulk_prewrite,json=bulkPrewrite,proto3" json:"bulk_prewrite,omitempty"`
+	BulkPrewrite bool `protobuf:"varint,16,opt,name=bulk_prewrite,json=bulkPrewrite,proto3" json:"bulk_prewrite,omitempty"`
+	// What garbage collection may have removed by earlier expiries.
+	Expired       []*FamilyExpired `protobuf:"bytes,17,rep,name=expired,proto3" json:"expired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -865,6 +867,13 @@ func (x *TableSchema) GetBulkPrewrite() bool {
 	return false
 }
 
+func (x *TableSchema) GetExpired() []*FamilyExpired {
+	if x != nil {
+		return x.Expired
+	}
+	return nil
+}
+
 // FamilyExpiry says how long the values of a family last.
 type FamilyExpiry struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -928,6 +937,69 @@ func (x *FamilyExpiry) GetSinceTs() int64 {
 	return 0
 }
 
+// FamilyExpired says which values of a family no read shows, whatever its expiry is now.
+type FamilyExpired struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Family string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"`
+	// The largest commit_ts of these values.
+	CommitTs int64 `protobuf:"varint,2,opt,name=commit_ts,json=commitTs,proto3" json:"commit_ts,omitempty"`
+	// Oracle time at which that was recorded.
+	SinceTs       int64 `protobuf:"varint,3,opt,name=since_ts,json=sinceTs,proto3" json:"since_ts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FamilyExpired) Reset() {
+	*x = FamilyExpired{}
+	mi := &file_record_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FamilyExpired) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FamilyExpired) ProtoMessage() {}
+
+func (x *FamilyExpired) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FamilyExpired.ProtoReflect.Descriptor instead.
+func (*FamilyExpired) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *FamilyExpired) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *FamilyExpired) GetCommitTs() int64 {
+	if x != nil {
+		return x.CommitTs
+	}
+	return 0
+}
+
+func (x *FamilyExpired) GetSinceTs() int64 {
+	if x != nil {
+		return x.SinceTs
+	}
+	return 0
+}
+
 // JournalEntry names a cell with pending work. It is in the metadata table, in a row for each
 // cell: in column meta:t at the start_ts of a transaction that writes the cell, in column meta:n at
 // the timestamp of a notification without a write, in column meta:f at the start_ts of a failed run.
@@ -943,7 +1015,7 @@ type JournalEntry struct {
 
 func (x *JournalEntry) Reset() {
 	*x = JournalEntry{}
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1027,7 @@ func (x *JournalEntry) String() string {
 func (*JournalEntry) ProtoMessage() {}
 
 func (x *JournalEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[9]
+	mi := &file_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1040,7 @@ func (x *JournalEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalEntry.ProtoReflect.Descriptor instead.
 func (*JournalEntry) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{9}
+	return file_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *JournalEntry) GetFormatVersion() uint32 {
@@ -1019,7 +1091,7 @@ type Sweep struct {
 
 func (x *Sweep) Reset() {
 	*x = Sweep{}
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1103,7 @@ func (x *Sweep) String() string {
 func (*Sweep) ProtoMessage() {}
 
 func (x *Sweep) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[10]
+	mi := &file_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1116,7 @@ func (x *Sweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sweep.ProtoReflect.Descriptor instead.
 func (*Sweep) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{10}
+	return file_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Sweep) GetFormatVersion() uint32 {
@@ -1100,7 +1172,7 @@ type PriorPolicy struct {
 
 func (x *PriorPolicy) Reset() {
 	*x = PriorPolicy{}
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1184,7 @@ func (x *PriorPolicy) String() string {
 func (*PriorPolicy) ProtoMessage() {}
 
 func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[11]
+	mi := &file_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1197,7 @@ func (x *PriorPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PriorPolicy.ProtoReflect.Descriptor instead.
 func (*PriorPolicy) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{11}
+	return file_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PriorPolicy) GetFamily() string {
@@ -1157,7 +1229,7 @@ type GCRule struct {
 
 func (x *GCRule) Reset() {
 	*x = GCRule{}
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1241,7 @@ func (x *GCRule) String() string {
 func (*GCRule) ProtoMessage() {}
 
 func (x *GCRule) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[12]
+	mi := &file_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1254,7 @@ func (x *GCRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRule.ProtoReflect.Descriptor instead.
 func (*GCRule) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{12}
+	return file_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GCRule) GetMaxVersions() int64 {
@@ -1239,7 +1311,7 @@ type WorkerToken struct {
 
 func (x *WorkerToken) Reset() {
 	*x = WorkerToken{}
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1323,7 @@ func (x *WorkerToken) String() string {
 func (*WorkerToken) ProtoMessage() {}
 
 func (x *WorkerToken) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[13]
+	mi := &file_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1336,7 @@ func (x *WorkerToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerToken.ProtoReflect.Descriptor instead.
 func (*WorkerToken) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{13}
+	return file_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WorkerToken) GetFormatVersion() uint32 {
@@ -1352,7 +1424,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_record_proto_msgTypes[14]
+	mi := &file_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1436,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[14]
+	mi := &file_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1449,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{14}
+	return file_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Failure) GetFormatVersion() uint32 {
@@ -1450,7 +1522,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_record_proto_msgTypes[15]
+	mi := &file_record_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1534,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[15]
+	mi := &file_record_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1547,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{15}
+	return file_record_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeadLetter) GetFormatVersion() uint32 {
@@ -1582,7 +1654,7 @@ type SafePoint struct {
 
 func (x *SafePoint) Reset() {
 	*x = SafePoint{}
-	mi := &file_record_proto_msgTypes[16]
+	mi := &file_record_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1666,7 @@ func (x *SafePoint) String() string {
 func (*SafePoint) ProtoMessage() {}
 
 func (x *SafePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[16]
+	mi := &file_record_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1679,7 @@ func (x *SafePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SafePoint.ProtoReflect.Descriptor instead.
 func (*SafePoint) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{16}
+	return file_record_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SafePoint) GetFormatVersion() uint32 {
@@ -1686,7 +1758,7 @@ type Settled struct {
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_record_proto_msgTypes[17]
+	mi := &file_record_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1770,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[17]
+	mi := &file_record_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1783,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{17}
+	return file_record_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Settled) GetFormatVersion() uint32 {
@@ -1741,7 +1813,7 @@ type ChangedRows struct {
 
 func (x *ChangedRows) Reset() {
 	*x = ChangedRows{}
-	mi := &file_record_proto_msgTypes[18]
+	mi := &file_record_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1825,7 @@ func (x *ChangedRows) String() string {
 func (*ChangedRows) ProtoMessage() {}
 
 func (x *ChangedRows) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[18]
+	mi := &file_record_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1838,7 @@ func (x *ChangedRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangedRows.ProtoReflect.Descriptor instead.
 func (*ChangedRows) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{18}
+	return file_record_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ChangedRows) GetFormatVersion() uint32 {
@@ -1822,7 +1894,7 @@ type GarbageRun struct {
 
 func (x *GarbageRun) Reset() {
 	*x = GarbageRun{}
-	mi := &file_record_proto_msgTypes[19]
+	mi := &file_record_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1906,7 @@ func (x *GarbageRun) String() string {
 func (*GarbageRun) ProtoMessage() {}
 
 func (x *GarbageRun) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[19]
+	mi := &file_record_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +1919,7 @@ func (x *GarbageRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun.ProtoReflect.Descriptor instead.
 func (*GarbageRun) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{19}
+	return file_record_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GarbageRun) GetFormatVersion() uint32 {
@@ -2000,7 +2072,7 @@ type ChangedRows_Table struct {
 
 func (x *ChangedRows_Table) Reset() {
 	*x = ChangedRows_Table{}
-	mi := &file_record_proto_msgTypes[20]
+	mi := &file_record_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2084,7 @@ func (x *ChangedRows_Table) String() string {
 func (*ChangedRows_Table) ProtoMessage() {}
 
 func (x *ChangedRows_Table) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[20]
+	mi := &file_record_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2097,7 @@ func (x *ChangedRows_Table) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangedRows_Table.ProtoReflect.Descriptor instead.
 func (*ChangedRows_Table) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{18, 0}
+	return file_record_proto_rawDescGZIP(), []int{19, 0}
 }
 
 func (x *ChangedRows_Table) GetName() string {
@@ -2059,7 +2131,7 @@ type GarbageRun_Part struct {
 
 func (x *GarbageRun_Part) Reset() {
 	*x = GarbageRun_Part{}
-	mi := &file_record_proto_msgTypes[21]
+	mi := &file_record_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2143,7 @@ func (x *GarbageRun_Part) String() string {
 func (*GarbageRun_Part) ProtoMessage() {}
 
 func (x *GarbageRun_Part) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[21]
+	mi := &file_record_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2156,7 @@ func (x *GarbageRun_Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun_Part.ProtoReflect.Descriptor instead.
 func (*GarbageRun_Part) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{19, 0}
+	return file_record_proto_rawDescGZIP(), []int{20, 0}
 }
 
 func (x *GarbageRun_Part) GetId() uint32 {
@@ -2140,7 +2212,7 @@ type GarbageRun_Collector struct {
 
 func (x *GarbageRun_Collector) Reset() {
 	*x = GarbageRun_Collector{}
-	mi := &file_record_proto_msgTypes[22]
+	mi := &file_record_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2224,7 @@ func (x *GarbageRun_Collector) String() string {
 func (*GarbageRun_Collector) ProtoMessage() {}
 
 func (x *GarbageRun_Collector) ProtoReflect() protoreflect.Message {
-	mi := &file_record_proto_msgTypes[22]
+	mi := &file_record_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2237,7 @@ func (x *GarbageRun_Collector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GarbageRun_Collector.ProtoReflect.Descriptor instead.
 func (*GarbageRun_Collector) Descriptor() ([]byte, []int) {
-	return file_record_proto_rawDescGZIP(), []int{19, 1}
+	return file_record_proto_rawDescGZIP(), []int{20, 1}
 }
 
 func (x *GarbageRun_Collector) GetOwner() string {
@@ -2233,7 +2305,7 @@ const file_record_proto_rawDesc = "" +
 	"\vColumnIndex\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\acolumns\x18\x02 \x03(\v2\x15.percolator.v1.ColumnR\acolumns\x12\x18\n" +
-	"\aentries\x18\x03 \x01(\tR\aentries\"\xe6\x03\n" +
+	"\aentries\x18\x03 \x01(\tR\aentries\"\x9e\x04\n" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
@@ -2246,10 +2318,15 @@ const file_record_proto_rawDesc = "" +
 	"\bexpiries\x18\r \x03(\v2\x1b.percolator.v1.FamilyExpiryR\bexpiries\x120\n" +
 	"\ajournal\x18\x0e \x01(\x0e2\x16.percolator.v1.JournalR\ajournal\x121\n" +
 	"\x15bulk_prewrite_from_ts\x18\x0f \x01(\x03R\x12bulkPrewriteFromTs\x12#\n" +
-	"\rbulk_prewrite\x18\x10 \x01(\bR\fbulkPrewrite\"d\n" +
+	"\rbulk_prewrite\x18\x10 \x01(\bR\fbulkPrewrite\x126\n" +
+	"\aexpired\x18\x11 \x03(\v2\x1c.percolator.v1.FamilyExpiredR\aexpired\"d\n" +
 	"\fFamilyExpiry\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
 	"\fafter_micros\x18\x02 \x01(\x03R\vafterMicros\x12\x19\n" +
+	"\bsince_ts\x18\x03 \x01(\x03R\asinceTs\"_\n" +
+	"\rFamilyExpired\x12\x16\n" +
+	"\x06family\x18\x01 \x01(\tR\x06family\x12\x1b\n" +
+	"\tcommit_ts\x18\x02 \x01(\x03R\bcommitTs\x12\x19\n" +
 	"\bsince_ts\x18\x03 \x01(\x03R\asinceTs\"\x8c\x01\n" +
 	"\fJournalEntry\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x14\n" +
@@ -2400,7 +2477,7 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),                    // 0: percolator.v1.Kind
 	(Journal)(0),                 // 1: percolator.v1.Journal
@@ -2414,20 +2491,21 @@ var file_record_proto_goTypes = []any{
 	(*ColumnIndex)(nil),          // 9: percolator.v1.ColumnIndex
 	(*TableSchema)(nil),          // 10: percolator.v1.TableSchema
 	(*FamilyExpiry)(nil),         // 11: percolator.v1.FamilyExpiry
-	(*JournalEntry)(nil),         // 12: percolator.v1.JournalEntry
-	(*Sweep)(nil),                // 13: percolator.v1.Sweep
-	(*PriorPolicy)(nil),          // 14: percolator.v1.PriorPolicy
-	(*GCRule)(nil),               // 15: percolator.v1.GCRule
-	(*WorkerToken)(nil),          // 16: percolator.v1.WorkerToken
-	(*Failure)(nil),              // 17: percolator.v1.Failure
-	(*DeadLetter)(nil),           // 18: percolator.v1.DeadLetter
-	(*SafePoint)(nil),            // 19: percolator.v1.SafePoint
-	(*Settled)(nil),              // 20: percolator.v1.Settled
-	(*ChangedRows)(nil),          // 21: percolator.v1.ChangedRows
-	(*GarbageRun)(nil),           // 22: percolator.v1.GarbageRun
-	(*ChangedRows_Table)(nil),    // 23: percolator.v1.ChangedRows.Table
-	(*GarbageRun_Part)(nil),      // 24: percolator.v1.GarbageRun.Part
-	(*GarbageRun_Collector)(nil), // 25: percolator.v1.GarbageRun.Collector
+	(*FamilyExpired)(nil),        // 12: percolator.v1.FamilyExpired
+	(*JournalEntry)(nil),         // 13: percolator.v1.JournalEntry
+	(*Sweep)(nil),                // 14: percolator.v1.Sweep
+	(*PriorPolicy)(nil),          // 15: percolator.v1.PriorPolicy
+	(*GCRule)(nil),               // 16: percolator.v1.GCRule
+	(*WorkerToken)(nil),          // 17: percolator.v1.WorkerToken
+	(*Failure)(nil),              // 18: percolator.v1.Failure
+	(*DeadLetter)(nil),           // 19: percolator.v1.DeadLetter
+	(*SafePoint)(nil),            // 20: percolator.v1.SafePoint
+	(*Settled)(nil),              // 21: percolator.v1.Settled
+	(*ChangedRows)(nil),          // 22: percolator.v1.ChangedRows
+	(*GarbageRun)(nil),           // 23: percolator.v1.GarbageRun
+	(*ChangedRows_Table)(nil),    // 24: percolator.v1.ChangedRows.Table
+	(*GarbageRun_Part)(nil),      // 25: percolator.v1.GarbageRun.Part
+	(*GarbageRun_Collector)(nil), // 26: percolator.v1.GarbageRun.Collector
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -2439,24 +2517,25 @@ var file_record_proto_depIdxs = []int32{
 	7,  // 6: percolator.v1.ObservedColumn.column:type_name -> percolator.v1.Column
 	7,  // 7: percolator.v1.ColumnIndex.columns:type_name -> percolator.v1.Column
 	8,  // 8: percolator.v1.TableSchema.observed:type_name -> percolator.v1.ObservedColumn
-	14, // 9: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
+	15, // 9: percolator.v1.TableSchema.prior_policies:type_name -> percolator.v1.PriorPolicy
 	9,  // 10: percolator.v1.TableSchema.indexes:type_name -> percolator.v1.ColumnIndex
 	11, // 11: percolator.v1.TableSchema.expiries:type_name -> percolator.v1.FamilyExpiry
 	1,  // 12: percolator.v1.TableSchema.journal:type_name -> percolator.v1.Journal
-	7,  // 13: percolator.v1.JournalEntry.column:type_name -> percolator.v1.Column
-	15, // 14: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
-	15, // 15: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
-	15, // 16: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
-	7,  // 17: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
-	23, // 18: percolator.v1.ChangedRows.tables:type_name -> percolator.v1.ChangedRows.Table
-	2,  // 19: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
-	24, // 20: percolator.v1.GarbageRun.parts:type_name -> percolator.v1.GarbageRun.Part
-	25, // 21: percolator.v1.GarbageRun.collectors:type_name -> percolator.v1.GarbageRun.Collector
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	12, // 13: percolator.v1.TableSchema.expired:type_name -> percolator.v1.FamilyExpired
+	7,  // 14: percolator.v1.JournalEntry.column:type_name -> percolator.v1.Column
+	16, // 15: percolator.v1.PriorPolicy.rule:type_name -> percolator.v1.GCRule
+	16, // 16: percolator.v1.GCRule.union:type_name -> percolator.v1.GCRule
+	16, // 17: percolator.v1.GCRule.intersection:type_name -> percolator.v1.GCRule
+	7,  // 18: percolator.v1.DeadLetter.column:type_name -> percolator.v1.Column
+	24, // 19: percolator.v1.ChangedRows.tables:type_name -> percolator.v1.ChangedRows.Table
+	2,  // 20: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
+	25, // 21: percolator.v1.GarbageRun.parts:type_name -> percolator.v1.GarbageRun.Part
+	26, // 22: percolator.v1.GarbageRun.collectors:type_name -> percolator.v1.GarbageRun.Collector
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -2471,7 +2550,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"slices"
+
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -17,9 +19,13 @@ import (
 // as well, because they are older. So garbage collection may remove an expired newest value
 // once no read below its expiry is possible any more (docs/design/2026-11-21-expiry.md).
 type Expiry struct {
-	After tso.Timestamp // in microseconds
+	After tso.Timestamp // in microseconds; 0: values last without limit
 	// Since is when it was set. Clients notice it up to Config.SchemaMaxAge later.
 	Since tso.Timestamp
+	// Gone is the largest commit_ts of the values that no read shows, whatever After is now:
+	// garbage collection may have removed them by an earlier expiry. GoneSince is when that was
+	// recorded.
+	Gone, GoneSince tso.Timestamp
 }
 
 // Expiries are the expiries of a table by family; mostly none.
@@ -35,8 +41,27 @@ func (e Expiries) Expired(family string, commitTS, readTS tso.Timestamp) bool {
 // Until returns the first timestamp whose reads do not show a value; ok is false if the family
 // has no expiry.
 func (e Expiries) Until(family string, commitTS tso.Timestamp) (until tso.Timestamp, ok bool) {
-	x, ok := e[family]
-	return commitTS + x.After, ok
+	switch x := e[family]; {
+	case commitTS <= x.Gone:
+		return x.Gone, true
+	case x.After > 0:
+		return commitTS + x.After, true
+	}
+	return 0, false
+}
+
+// ExpiredUpTo returns the largest commit_ts of the values of a family that no read shows that is
+// still possible. drained is a drained safe point (see [Drained]): these reads are above it, and all
+// clients know what was recorded before it.
+func (e Expiries) ExpiredUpTo(family string, drained tso.Timestamp) (expired tso.Timestamp) {
+	x := e[family]
+	if x.After > 0 && x.Since <= drained {
+		expired = drained - x.After
+	}
+	if x.GoneSince <= drained {
+		expired = max(expired, x.Gone)
+	}
+	return expired
 }
 
 // EarliestUntil returns when the first of the values of a row that a read at readTS shows
@@ -55,15 +80,35 @@ func (e Expiries) EarliestUntil(row bigtable.Row, readTS tso.Timestamp) (earlies
 
 // ExpiriesOf returns the expiries of a record.
 func ExpiriesOf(m *recordpb.TableSchema) Expiries {
-	var e Expiries
+	if len(m.Expiries)+len(m.Expired) == 0 {
+		return nil
+	}
+	e := Expiries{}
 	for _, x := range m.Expiries {
-		if x.AfterMicros <= 0 {
-			continue
+		if x.AfterMicros > 0 {
+			e[x.Family] = Expiry{After: tso.Timestamp(format.Micros(x.AfterMicros).Microseconds()), Since: tso.Timestamp(x.SinceTs)}
 		}
-		if e == nil {
-			e = Expiries{}
-		}
-		e[x.Family] = Expiry{tso.Timestamp(format.Micros(x.AfterMicros).Microseconds()), tso.Timestamp(x.SinceTs)}
+	}
+	for _, x := range m.Expired {
+		y := e[x.Family]
+		y.Gone, y.GoneSince = tso.Timestamp(x.CommitTs), tso.Timestamp(x.SinceTs)
+		e[x.Family] = y
 	}
 	return e
+}
+
+// EndExpiry removes the expiry of a family from a record. A collector that has read the record before
+// may remove values by that expiry, however late its requests arrive. So what it may remove stays
+// expired. point is the safe point as stored now: no collector works with a later drained one.
+func EndExpiry(m *recordpb.TableSchema, family string, point *recordpb.SafePoint, now tso.Timestamp) {
+	old, ok := ExpiriesOf(m)[family]
+	if !ok || old.After == 0 {
+		return
+	}
+	m.Expiries = slices.DeleteFunc(m.Expiries, func(x *recordpb.FamilyExpiry) bool { return x.Family == family })
+	latest := tso.Timestamp(max(point.DrainedTs, point.DrainingTs))
+	if gone := latest - old.After; old.Since <= latest && gone > old.Gone {
+		m.Expired = slices.DeleteFunc(m.Expired, func(x *recordpb.FamilyExpired) bool { return x.Family == family })
+		m.Expired = append(m.Expired, &recordpb.FamilyExpired{Family: family, CommitTs: int64(gone), SinceTs: int64(now)})
+	}
 }

@@ -27,7 +27,7 @@ import (
 // TestExpiries: from when on reads do not show a value.
 func TestExpiries(t *testing.T) {
 	e := ExpiriesOf(&recordpb.TableSchema{Expiries: []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 10, SinceTs: 5}, {Family: "g", AfterMicros: 1}, {Family: "h"}, {Family: "i", AfterMicros: -1}}})
-	if want := (Expiries{"f": {10, 5}, "g": {1, 0}}); !maps.Equal(e, want) {
+	if want := (Expiries{"f": {After: 10, Since: 5}, "g": {After: 1}}); !maps.Equal(e, want) {
 		t.Errorf("expiries %v, want %v", e, want)
 	}
 	if got := ExpiriesOf(&recordpb.TableSchema{}); got != nil {
@@ -62,6 +62,43 @@ func TestExpiries(t *testing.T) {
 		if got := e.EarliestUntil(tt.row, 100); got != tt.want {
 			t.Errorf("%v: the first expires at %d, want %d", tt.row, got, tt.want)
 		}
+	}
+}
+
+// TestEndExpiry: of the values that an expiry hid, those stay expired that a collector may have
+// removed. That is so after any number of changes.
+func TestEndExpiry(t *testing.T) {
+	m := &recordpb.TableSchema{}
+	change := func(after, now, drained, draining int64) Expiry {
+		EndExpiry(m, "f", &recordpb.SafePoint{DrainedTs: drained, DrainingTs: draining}, tso.Timestamp(now))
+		EndExpiry(m, "g", &recordpb.SafePoint{DrainedTs: drained, DrainingTs: draining}, tso.Timestamp(now))
+		if after > 0 {
+			m.Expiries = append(m.Expiries, &recordpb.FamilyExpiry{Family: "f", AfterMicros: after, SinceTs: now})
+		}
+		return ExpiriesOf(m)["f"]
+	}
+	for i, tt := range []struct {
+		after, now, drained, draining int64
+		want                          Expiry
+	}{
+		{100, 1000, 800, 900, Expiry{After: 100, Since: 1000}},                                  // the first
+		{50, 2000, 900, 999, Expiry{After: 50, Since: 2000}},                                    // no collector relied on it
+		{0, 3000, 1000, 2000, Expiry{Gone: 1950, GoneSince: 3000}},                              // one did, or soon will
+		{200, 4000, 3000, 3000, Expiry{After: 200, Since: 4000, Gone: 1950, GoneSince: 3000}},   // there was none
+		{300, 5000, 4100, 4050, Expiry{After: 300, Since: 5000, Gone: 3900, GoneSince: 5000}},   // a longer one
+		{4000, 6000, 5500, 5500, Expiry{After: 4000, Since: 6000, Gone: 5200, GoneSince: 6000}}, // a much longer one
+		{0, 7000, 6500, 6500, Expiry{Gone: 5200, GoneSince: 6000}},                              // what was gone stays
+	} {
+		if got := change(tt.after, tt.now, tt.drained, tt.draining); got != tt.want || len(m.Expired) > 1 {
+			t.Errorf("change %d: %+v, want %+v; %v", i, got, tt.want, m.Expired)
+		}
+	}
+	e := ExpiriesOf(m)
+	if until, ok := e.Until("f", 5201); ok {
+		t.Errorf("a younger value lasts until %d", until)
+	}
+	if !e.Expired("f", 5200, 5200) || e.Expired("f", 5201, 1<<50) {
+		t.Error("the largest commit_ts of what is gone does not divide the values")
 	}
 }
 

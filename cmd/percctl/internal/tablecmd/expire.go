@@ -31,7 +31,8 @@ this old or older, by the timestamp of the read, and percctl gc run removes it l
 Nothing is written when a value expires, so no observer runs.
 
 Running clients notice it after Config.SchemaMaxAge (1 minute by default). A family with
-an index cannot have an expiry. A longer one brings back values that are still stored.
+an index cannot have an expiry. A longer one brings expired values back, except those so
+old that garbage collection may have removed some of them.
 
 ` + cli.AsksFirst,
 		Example: `  percctl table expire sessions s 720h --yes`,
