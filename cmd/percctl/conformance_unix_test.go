@@ -17,6 +17,8 @@ import (
 	"cloud.google.com/go/bigtable"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/conformancecmd"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
@@ -150,12 +152,16 @@ func TestConformanceSoakInterrupted(t *testing.T) {
 	noTables(t, admin)
 }
 
-// TestConformanceAnomalies: what transactions must not see makes a service unsafe.
+// TestConformanceAnomalies: what transactions must not see makes a service unsafe. They run also after
+// a broken assumption.
 func TestConformanceAnomalies(t *testing.T) {
 	t.Parallel()
 	var n atomic.Int64
 	// Some writes of data are acknowledged and lost.
 	lose := grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if r, ok := req.(*btpb.MutateRowRequest); ok && len(r.RowKey) > 2<<10 {
+			return nil, status.Error(codes.InvalidArgument, "the row key is too long")
+		}
 		r, ok := req.(*btpb.CheckAndMutateRowRequest)
 		if ok && strings.HasPrefix(string(r.RowKey), "list") && n.Add(1)%5 == 0 && len(r.TrueMutations) == 0 {
 			return &btpb.CheckAndMutateRowResponse{}, nil
@@ -168,7 +174,7 @@ func TestConformanceAnomalies(t *testing.T) {
 	var out []byte
 	var r conformancecmd.Report
 	for length := 2 * time.Second; ; length *= 4 {
-		cmd, _, admin = conformanceOn(t, []grpc.ServerOption{lose}, "--only", "soak", "--soak", length.String(), "-o", "json")
+		cmd, _, admin = conformanceOn(t, []grpc.ServerOption{lose}, "--only", "row-key-4k,soak", "--soak", length.String(), "-o", "json")
 		out, _ = cmd.Output()
 		r = conformancecmd.Report{}
 		if err := json.Unmarshal(out, &r); err != nil {
@@ -178,7 +184,7 @@ func TestConformanceAnomalies(t *testing.T) {
 			break
 		}
 	}
-	if code := cmd.ProcessState.ExitCode(); code != 6 || r.Verdict != conformance.Unsafe || !slices.Equal(r.Broken, []string{"soak"}) || r.Soak == nil || r.Soak.Safe || len(r.Soak.Anomalies) == 0 {
+	if code := cmd.ProcessState.ExitCode(); code != 6 || r.Verdict != conformance.Unsafe || !slices.Equal(r.Broken, []string{"row-key-4k", "soak"}) || r.Soak == nil || r.Soak.Safe || len(r.Soak.Anomalies) == 0 {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 	noTables(t, admin)

@@ -43,6 +43,9 @@ type cost struct {
 	bytes    int64
 	// loops: concurrent tests repeat until the time or Config.Requests is used up.
 	loops bool
+	// times: what happens rarely needs this multiple of Config.Requests, and of Config.Duration
+	// on a slow service. 0 is 1.
+	times, patience int
 	// waits is for how many times Config.Duration the test waits without requests.
 	waits int
 }

@@ -27,9 +27,11 @@ type Config struct {
 	Table string
 	// Concurrency is how many requests a concurrent test sends at once. Defaults to 8.
 	Concurrency int
-	// Duration is how long a concurrent test repeats. Defaults to 3 s.
+	// Duration is how long a concurrent test repeats. Tests of what happens rarely may take up
+	// to 20 times as long. Defaults to 3 s.
 	Duration time.Duration
-	// Requests is the maximum number of requests of one concurrent test. Defaults to 4,000.
+	// Requests is the maximum number of requests of one concurrent test. Tests of what happens
+	// rarely send up to 10 times as many. Defaults to 4,000.
 	Requests int
 	// Progress is called before each test. Defaults to nothing.
 	Progress func(done, all int, id string)
@@ -58,9 +60,14 @@ func (c Config) withDefaults() Config {
 func (c Config) costOf(a Assumption) cost {
 	k := a.cost
 	if k.loops {
-		k.requests = c.Requests
+		k.requests = c.Requests * max(k.times, 1)
 	}
 	return k
+}
+
+// durationOf returns how long a concurrent test takes at most.
+func (c Config) durationOf(a Assumption) time.Duration {
+	return c.Duration * time.Duration(max(a.cost.patience, 1))
 }
 
 // lacks returns which field of the Config the test of an assumption needs and lacks.

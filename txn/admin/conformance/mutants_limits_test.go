@@ -19,8 +19,8 @@ import (
 // limitMutants break one assumption about bulk mutations, sizes, refusals and tables each.
 var limitMutants = map[string]func() []front.Front{
 	"bulk-applied": faulty(front.Front{Request: func(_ context.Context, c *front.Call) error {
-		if r, ok := c.Request.(*btpb.MutateRowsRequest); ok && len(r.Entries) > 150 {
-			r.Entries[150].Mutations = []*btpb.Mutation{{Mutation: &btpb.Mutation_DeleteFromRow_{DeleteFromRow: &btpb.Mutation_DeleteFromRow{}}}}
+		if r, ok := c.Request.(*btpb.MutateRowsRequest); ok && len(r.Entries) == 10 {
+			r.Entries[7].Mutations = []*btpb.Mutation{{Mutation: &btpb.Mutation_DeleteFromRow_{DeleteFromRow: &btpb.Mutation_DeleteFromRow{}}}}
 		}
 		return nil
 	}}),

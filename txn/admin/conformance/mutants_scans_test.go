@@ -83,6 +83,9 @@ var scanMutants = map[string]func() []front.Front{
 	}),
 	"rows-reversed": faulty(onScan("rows-reversed", func(r *btpb.ReadRowsRequest) { r.Reversed = false })),
 	"rows-limited":  faulty(onScan("rows-limited", func(r *btpb.ReadRowsRequest) { r.RowsLimit = 9 })),
+	"pages-complete": faulty(loseLast(func(r *btpb.ReadRowsRequest) bool {
+		return scans(r, "pages-complete") && r.RowsLimit == 7
+	})),
 	"row-range-bounds": faulty(onScan("row-range-bounds", func(r *btpb.ReadRowsRequest) {
 		for _, k := range r.Rows.GetRowRanges() {
 			k.EndKey = &btpb.RowRange_EndKeyClosed{EndKeyClosed: k.GetEndKeyOpen()}

@@ -97,6 +97,14 @@ var rowMutants = map[string]func() []front.Front{
 		}
 		return f
 	}),
+	"fresh-after-each-write": before(func() front.Front {
+		return staleReads(func(r proto.Message) [][]byte {
+			if m, ok := r.(*btpb.CheckAndMutateRowRequest); ok && bytes.HasPrefix(m.RowKey, []byte("fresh-after-each-write/")) {
+				return [][]byte{m.RowKey}
+			}
+			return nil
+		})
+	}),
 	"late-requests": before(func() front.Front {
 		var mu sync.Mutex
 		held := map[string]*btpb.MutateRowRequest{}

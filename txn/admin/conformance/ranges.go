@@ -65,6 +65,16 @@ var ranges = []Assumption{
 		test:   ofRows("a scan with a limit of 10", func(keys []string) []string { return keys[:10] }, bigtable.LimitRows(10)),
 	},
 	{
+		ID: "pages-complete", Group: "Rows", Class: Required,
+		Title:  "Each of many pages of a scan has all of its rows, also the last one.",
+		Used:   "pages of scans (`txn/scan.go`), garbage collection (`txn/internal/store/table.go`), workers (`notify/scanner.go`)",
+		Source: dataAPI + "#readrowsrequest",
+		Breaks: "Scans miss rows. Garbage collection misses locks and deletes what they need; hazard 8.",
+		Advice: otherService,
+		cost:   cost{loops: true, patience: 5, bytes: 16 << 20},
+		test:   testPages,
+	},
+	{
 		ID: "row-range-bounds", Group: "Rows", Class: Required,
 		Title:  "A range of rows contains its start and not its end, and a scan can continue after any key.",
 		Used:   "pages of scans (`txn/scan.go`), parts of garbage collection (`txn/internal/store/rowset.go`)",
@@ -148,3 +158,40 @@ func reversed(keys []string) []string {
 }
 
 var rowCost = cost{requests: 4, bytes: 128 << 10}
+
+// testPages reads pages of all sizes of the same rows: by a limit, three times out of five, by a
+// range's end, and as a list.
+func testPages(ctx context.Context, t *trial) error {
+	keys, err := t.manyRows(ctx)
+	if err != nil {
+		return err
+	}
+	end := t.row("l") // all rows begin with k
+	t.begin()
+	filter := bigtable.RowFilter(readFilter)
+	return t.workers(ctx, t.cfg.Concurrency, func(ctx context.Context, i int) error {
+		for n := 0; t.more(ctx); n++ {
+			size := 1 + (n+i)%15
+			from := (n*7 + i*11) % (len(keys) - size + 1)
+			want := keys[from : from+size]
+			var rows bigtable.RowSet = bigtable.NewRange(want[0], end)
+			opts := []bigtable.ReadOption{filter, bigtable.LimitRows(int64(size))}
+			what := "a page with a limit"
+			switch n % 5 {
+			case 1:
+				what, want = "a reversed page with a limit", reversed(want)
+				rows, opts = bigtable.NewRange(t.row("k"), want[0]+"\x00"), append(opts, bigtable.ReverseScan())
+			case 3:
+				what = "a page with an end"
+				rows, opts = bigtable.NewRange(want[0], want[size-1]+"\x00"), opts[:1]
+			case 4:
+				what = "a read of a list"
+				rows, opts = rowList(want), opts[:1]
+			}
+			if err := t.expectRows(ctx, what, rows, want, opts...); err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	})
+}

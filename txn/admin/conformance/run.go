@@ -56,7 +56,7 @@ func EstimateFor(c Config) (Estimate, error) {
 		e.Requests += k.requests
 		e.Bytes += k.bytes
 		if k.loops {
-			e.Seconds += c.Duration.Seconds()
+			e.Seconds += c.durationOf(a).Seconds()
 		}
 		e.Seconds += float64(k.waits) * c.Duration.Seconds()
 	}
@@ -126,7 +126,7 @@ func try(ctx context.Context, c Config, bt *bigtable.Client, admin *bigtable.Adm
 		result.State, result.Detail = Untested, "it needs "+a.needs
 		return result
 	}
-	t := &trial{cfg: c, bt: bt, admin: admin, name: c.Table, table: bt.Open(c.Table), prefix: a.ID + "/", times: times, left: c.costOf(a)}
+	t := &trial{cfg: c, bt: bt, admin: admin, name: c.Table, table: bt.Open(c.Table), prefix: a.ID + "/", times: times, duration: c.durationOf(a), spending: &spending{left: c.costOf(a)}}
 	begun := time.Now()
 	err := a.test(ctx, t)
 	result.Requests, result.Bytes, result.Seconds = t.requests, t.bytes, time.Since(begun).Seconds()

@@ -61,9 +61,16 @@ type trial struct {
 	name   string // of the scratch table
 	table  *bigtable.Table
 	prefix string // of the test's rows
-	end    time.Time
 	times  *latencies
 
+	duration time.Duration // of a concurrent test
+	end      time.Time
+
+	*spending
+}
+
+// spending is what a test has sent, and what it may send.
+type spending struct {
 	mu       sync.Mutex
 	left     cost
 	requests int
@@ -115,15 +122,22 @@ func (t *trial) received(bytes int) {
 	t.bytes += int64(bytes)
 }
 
+// maxSmall is more than a request of a concurrent test and its answer have.
+const maxSmall = 4 << 10
+
 // more reports whether a concurrent test continues. It keeps some requests for the end.
-func (t *trial) more(ctx context.Context) bool {
+func (t *trial) more(ctx context.Context) bool { return t.moreOf(ctx, 2) }
+
+// moreOf is more for workers that send this many requests before they ask again.
+func (t *trial) moreOf(ctx context.Context, requests int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return ctx.Err() == nil && time.Now().Before(t.end) && t.left.requests > 2*t.cfg.Concurrency+10
+	requests = requests*t.cfg.Concurrency + 10
+	return ctx.Err() == nil && time.Now().Before(t.end) && t.left.requests > requests && t.left.bytes > int64(requests)*maxSmall
 }
 
 // begin starts the clock of a concurrent test.
-func (t *trial) begin() { t.end = time.Now().Add(t.cfg.Duration) }
+func (t *trial) begin() { t.end = time.Now().Add(t.duration) }
 
 // workers runs f several times at once, each with its number, until all have returned.
 func (t *trial) workers(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
@@ -156,6 +170,13 @@ func (t *trial) over(ctx context.Context, opts ...grpc.DialOption) (end func(), 
 	return end, nil
 }
 
+// through returns the same test over another connection.
+func (t *trial) through(bt *bigtable.Client) *trial {
+	other := *t
+	other.table = bt.Open(t.name)
+	return &other
+}
+
 // eachStream counts each stream as a request, and wraps it.
 func (t *trial) eachStream(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.DialOption {
 	return grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -169,6 +190,17 @@ func (t *trial) eachStream(wrap func(grpc.ClientStream) grpc.ClientStream) grpc.
 		return wrap(s), nil
 	})
 }
+
+// replace puts version n of a register in the place of version n-1.
+func replace(n int64) *change {
+	return set("v", n, strconv.FormatInt(n, 10)).remove(family1, "v", n-1, n)
+}
+
+// version is what a row has after replace.
+func version(n int64) []cell { return []cell{{family1, "v", n, strconv.FormatInt(n, 10)}} }
+
+// readFilter is how transactions read: all of these reads are whole, on emulators too.
+var readFilter = bigtable.ChainFilters(between(0, maxMillis), bigtable.LatestNFilter(1), bigtable.InterleaveFilters(bigtable.PassAllFilter(), bigtable.BlockAllFilter()))
 
 // A change is a list of changes of one row.
 type change struct {
@@ -270,6 +302,18 @@ func (t *trial) scan(ctx context.Context, rows bigtable.RowSet, opts ...bigtable
 		}, opts...)
 	})
 	return keys, err
+}
+
+// rows returns the cells of the rows of a set, by key.
+func (t *trial) rows(ctx context.Context, rows bigtable.RowSet, opts ...bigtable.ReadOption) (all map[string][]cell, err error) {
+	err = t.request(ctx, "scan", 64, func(ctx context.Context) error {
+		all = map[string][]cell{}
+		return t.table.ReadRows(ctx, rows, func(r bigtable.Row) bool {
+			all[r.Key()] = t.cellsOf(r)
+			return true
+		}, opts...)
+	})
+	return all, err
 }
 
 // applyBulk changes many rows in one request, and returns the error of each.

@@ -65,7 +65,7 @@ var whole = []Assumption{
 		Advice: otherService,
 		cost:   cost{loops: true, bytes: 32 << 20},
 		test: func(ctx context.Context, t *trial) error {
-			return t.torn(ctx, 3, bigtable.ChainFilters(between(0, maxMillis), bigtable.LatestNFilter(1), bigtable.InterleaveFilters(bigtable.PassAllFilter(), bigtable.BlockAllFilter())), t.apply)
+			return t.torn(ctx, 3, readFilter, t.apply)
 		},
 	},
 	{
@@ -103,6 +103,17 @@ var whole = []Assumption{
 			}
 			return nil
 		},
+	},
+	{
+		ID: "fresh-after-each-write", Group: "One row at a time", Class: Required,
+		Title:  "After the acknowledgment of a write of any kind, reads of every kind see it, and so do conditional mutations.",
+		Used:   "reads and prewrites find locks and commits (`txn/reads.go`, `txn/scan.go`, `txn/prewrite.go`)",
+		Source: replication + "#consistency-model",
+		Breaks: "Snapshots miss committed data, and a transaction locks what another one has locked: updates are lost.",
+		Advice: routing,
+		needs:  SingleRow,
+		cost:   cost{loops: true, times: 10, patience: 20, bytes: 32 << 20},
+		test:   testFresh,
 	},
 	{
 		ID: "late-requests", Group: "One row at a time", Class: Required,

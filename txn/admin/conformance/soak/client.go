@@ -175,10 +175,11 @@ func (w *worker) appendToLists(ctx context.Context) error {
 	})
 }
 
-// writeDocs changes documents, which the observer observes.
+// writeDocs changes documents, which the observer observes. If there are three or more, a request
+// locks all but the first.
 func (w *worker) writeDocs(ctx context.Context) error {
 	return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) (ops []history.Op, err error) {
-		for _, i := range w.rnd.Perm(documents)[:1+w.rnd.IntN(3)] {
+		for _, i := range w.rnd.Perm(documents)[:1+w.rnd.IntN(5)] {
 			c := w.soak.doc(i)
 			op := history.Op{F: history.Write, Key: c.name(), N: w.next()}
 			tx.Table(c.Table).Set(c.Row, c.Family, c.Qualifier, encode([]int64{op.N}))

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
@@ -121,21 +122,26 @@ func Run(ctx context.Context, connect conformance.Connect, cfg Config) (r *Repor
 		}()
 	}
 	client, err := s.setUp(ctx, bt, adminClient, r.Tables[1:])
-	if err != nil {
-		return nil, err
+	if client != nil {
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTTL)
+			defer cancel()
+			_ = client.Close(ctx)
+		}()
 	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTTL)
-		defer cancel()
-		_ = client.Close(ctx)
-	}()
-	cfg.Progress("transactions under faults")
-	if err = s.disturb(ctx); err == nil {
+	if err == nil {
+		cfg.Progress("transactions under faults")
+		err = s.disturb(ctx)
+	}
+	if err == nil {
 		cfg.Progress("checking the history")
 		err = s.finish(ctx, client, r)
 	}
-	if impossible(err) {
-		r.Anomalies, err = append(r.Anomalies, err.Error()), nil
+	// What ends a run early may be what an anomaly led to.
+	if err != nil && ctx.Err() == nil {
+		if found := s.checkHistory(r); found || impossible(err) {
+			r.Anomalies, err = append(r.Anomalies, err.Error()), nil
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -154,14 +160,14 @@ func Run(ctx context.Context, connect conformance.Connect, cfg Config) (r *Repor
 // impossible reports whether an error shows data that no client writes, or that a part of it
 // is gone: nothing collects garbage here. Other errors may come from the network.
 func impossible(err error) bool {
-	return errors.Is(err, txn.ErrCorrupt) || errors.Is(err, txn.ErrUndetermined) && status.Code(err) == codes.Unknown &&
+	return errors.Is(err, txn.ErrCorrupt) || errors.Is(err, tso.ErrCorrupt) || errors.Is(err, txn.ErrUndetermined) && status.Code(err) == codes.Unknown &&
 		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled)
 }
 
 // setUp makes the tables transactional.
 func (s *soak) setUp(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient, tables []string) (*txn.Client, error) {
 	for _, name := range tables {
-		spec := admin.TableSpec{Name: name, Families: []string{conformance.Family}}
+		spec := admin.TableSpec{Name: name, Families: []string{conformance.Family}, BulkPrewrite: true}
 		if name == s.docs {
 			spec.Observed = []txn.Column{docIn}
 		}
@@ -241,15 +247,10 @@ func (s *soak) disturb(ctx context.Context) (err error) {
 
 // finish waits until nothing is under way, reads everything a last time, and checks what
 // happened.
-func (s *soak) finish(outer context.Context, client *txn.Client, r *Report) error {
-	ctx, cancel := context.WithTimeout(outer, settleTimeout)
+func (s *soak) finish(ctx context.Context, client *txn.Client, r *Report) error {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	if err := s.settle(ctx, client, r.Tables[1:]); err != nil {
-		// A service that is not safe may leave what cannot be settled. What transactions saw shows it.
-		if found := s.checkHistory(r); found && outer.Err() == nil {
-			r.Anomalies = append(r.Anomalies, err.Error())
-			return nil
-		}
 		return err
 	}
 	last := &worker{soak: s, client: client, rnd: s.random(), process: int(s.processes.Add(1))}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -122,6 +123,28 @@ func TestUnsafe(t *testing.T) {
 			noTables(t, c)
 		})
 	}
+}
+
+// TestOracleGoesBack: an oracle's row that is below what was handed out proves that the service is
+// broken.
+func TestOracleGoesBack(t *testing.T) {
+	var n atomic.Int64
+	var first atomic.Pointer[btpb.ReadModifyWriteRowResponse]
+	c := connect(t, front.Front{Unary: func(ctx context.Context, _ *front.Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
+		answer, err := next(ctx)
+		if a, ok := answer.(*btpb.ReadModifyWriteRowResponse); ok && err == nil && !first.CompareAndSwap(nil, a) && n.Add(1)%50 == 0 {
+			return first.Load(), nil
+		}
+		return answer, err
+	}})
+	r, err := soak.Run(t.Context(), c, soak.Config{Duration: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Safe || !slices.ContainsFunc(r.Anomalies, func(s string) bool { return strings.Contains(s, "handed out already") }) || r.Result().State != conformance.Broken {
+		t.Errorf("%d increments: %+v", n.Load(), r)
+	}
+	noTables(t, c)
 }
 
 // TestInterrupted: no table is left, whenever the context ends.
