@@ -5,6 +5,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	btapb "cloud.google.com/go/bigtable/admin/apiv2/adminpb"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
@@ -36,6 +37,9 @@ var limitMutants = map[string]func() []front.Front{
 		r, ok := c.Request.(*btpb.MutateRowsRequest)
 		return refuse(ok && len(r.Entries) == 100)
 	}}),
+	"removed-cells": before(func() front.Front {
+		return removedCost(0, time.Microsecond)
+	}),
 	"row-key-4k":     faulty(onMutate(func(r *btpb.MutateRowRequest) error { return refuse(len(r.RowKey) > 2<<10) })),
 	"qualifier-2600": faulty(onSet(func(_ []byte, m *btpb.Mutation_SetCell) error { return refuse(len(m.ColumnQualifier) > 1<<10) })),
 	"value-2m": faulty(onSet(func(row []byte, m *btpb.Mutation_SetCell) error {
@@ -134,4 +138,47 @@ var limitMutants = map[string]func() []front.Front{
 			return next(ctx)
 		}}
 	}),
+}
+
+// removedCost makes reads and conditional mutations of a row take as long as each and each cell that
+// was deleted from it.
+func removedCost(each, removed time.Duration) front.Front {
+	var mu sync.Mutex
+	cells := map[string]int{}
+	note := func(key []byte, all []*btpb.Mutation) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, m := range all {
+			if m.GetDeleteFromColumn() != nil {
+				cells[string(key)]++
+			}
+		}
+	}
+	wait := func(key []byte) {
+		mu.Lock()
+		d := each + time.Duration(cells[string(key)])*removed
+		mu.Unlock()
+		if d > 0 {
+			<-time.After(d)
+		}
+	}
+	return front.Front{
+		Unary: func(ctx context.Context, c *front.Call, next next) (proto.Message, error) {
+			switch r := c.Request.(type) {
+			case *btpb.MutateRowRequest:
+				note(r.RowKey, r.Mutations)
+			case *btpb.CheckAndMutateRowRequest:
+				wait(r.RowKey)
+			}
+			return next(ctx)
+		},
+		Request: func(_ context.Context, c *front.Call) error {
+			if r, ok := c.Request.(*btpb.ReadRowsRequest); ok {
+				for _, key := range r.Rows.GetRowKeys() {
+					wait(key)
+				}
+			}
+			return nil
+		},
+	}
 }

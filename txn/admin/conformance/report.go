@@ -29,21 +29,24 @@ type Result struct {
 	Requests int     `json:"requests"`               // requests that the test sent
 	Bytes    int64   `json:"bytes" unit:"bytes"`     // keys and cells that it sent and received
 	Seconds  float64 `json:"seconds" unit:"seconds"` // time that it took
+
+	removed *RemovedCells
 }
 
 // A Report is what Run found.
 type Report struct {
-	Table     string    `json:"table"`                  // scratch table, which is removed
-	Verdict   Verdict   `json:"verdict"`                // safe, limits, unsafe or incomplete
-	Kept      []string  `json:"kept"`                   // ids of the assumptions that the service keeps
-	Limits    []string  `json:"limits"`                 // ids of optional assumptions that it does not keep
-	Broken    []string  `json:"broken"`                 // ids of required assumptions that it does not keep
-	Untested  []string  `json:"untested"`               // ids of assumptions that could not be tested
-	Requests  int       `json:"requests"`               // requests that were sent
-	Bytes     int64     `json:"bytes" unit:"bytes"`     // keys and cells that were sent and received
-	Seconds   float64   `json:"seconds" unit:"seconds"` // time of all tests
-	Latencies []Latency `json:"latencies"`              // how long requests took, by kind
-	Results   []Result  `json:"results"`                // what each test found, in order
+	Table        string        `json:"table"`                  // scratch table, which is removed
+	Verdict      Verdict       `json:"verdict"`                // safe, limits, unsafe or incomplete
+	Kept         []string      `json:"kept"`                   // ids of the assumptions that the service keeps
+	Limits       []string      `json:"limits"`                 // ids of optional assumptions that it does not keep
+	Broken       []string      `json:"broken"`                 // ids of required assumptions that it does not keep
+	Untested     []string      `json:"untested"`               // ids of assumptions that could not be tested
+	Requests     int           `json:"requests"`               // requests that were sent
+	Bytes        int64         `json:"bytes" unit:"bytes"`     // keys and cells that were sent and received
+	Seconds      float64       `json:"seconds" unit:"seconds"` // time of all tests
+	Latencies    []Latency     `json:"latencies"`              // how long requests took, by kind
+	RemovedCells *RemovedCells `json:"removed_cells"`          // what removed cells cost; null if it was not measured
+	Results      []Result      `json:"results"`                // what each test found, in order
 }
 
 // A Latency is how long requests of one kind took while several ran at once.
@@ -78,6 +81,9 @@ func (r *Report) Add(result Result) {
 	r.Results = append(r.Results, result)
 	r.Requests += result.Requests
 	r.Bytes += result.Bytes
+	if result.removed != nil {
+		r.RemovedCells = result.removed
+	}
 	to := map[State]*[]string{Kept: &r.Kept, Limit: &r.Limits, Broken: &r.Broken, Untested: &r.Untested}[result.State]
 	*to = append(*to, result.ID)
 	switch {

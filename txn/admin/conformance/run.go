@@ -129,7 +129,7 @@ func try(ctx context.Context, c Config, bt *bigtable.Client, admin *bigtable.Adm
 	t := &trial{cfg: c, bt: bt, admin: admin, name: c.Table, table: bt.Open(c.Table), prefix: a.ID + "/", times: times, duration: c.durationOf(a), spending: &spending{left: c.costOf(a)}}
 	begun := time.Now()
 	err := a.test(ctx, t)
-	result.Requests, result.Bytes, result.Seconds = t.requests, t.bytes, time.Since(begun).Seconds()
+	result.Requests, result.Bytes, result.Seconds, result.removed = t.requests, t.bytes, time.Since(begun).Seconds(), t.removed
 	if err == nil {
 		return result
 	}

@@ -55,13 +55,14 @@ func unavailable(err error) bool {
 
 // A trial is what the test of one assumption works with. It counts what the test sends.
 type trial struct {
-	cfg    Config
-	bt     *bigtable.Client
-	admin  *bigtable.AdminClient
-	name   string // of the scratch table
-	table  *bigtable.Table
-	prefix string // of the test's rows
-	times  *latencies
+	cfg     Config
+	bt      *bigtable.Client
+	admin   *bigtable.AdminClient
+	name    string // of the scratch table
+	table   *bigtable.Table
+	prefix  string // of the test's rows
+	times   *latencies
+	removed *RemovedCells
 
 	duration time.Duration // of a concurrent test
 	end      time.Time

@@ -235,6 +235,10 @@ func reportText(w io.Writer, r *Report, style cli.Style) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if m := r.RemovedCells; m != nil {
+		fmt.Fprintf(w, "\nA removed cell makes a read of its row %.3f µs slower: %.2f ms became %.2f ms after %s were set and deleted.\nA hot cell makes %.1f commits/s at most, and %.1f with 100,000 removed cells in its row.\n",
+			m.PerCell, m.Read, m.ReadNow, cli.Count(m.Pairs, "cell"), m.Commits, m.CommitsWith)
+	}
 	if r.Soak != nil {
 		if err := soakText(w, r.Soak); err != nil {
 			return err
