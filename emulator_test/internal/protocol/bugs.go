@@ -20,6 +20,7 @@ const (
 	CommitIgnoresSafePoint     // the owner does not check the safe point after its prewrites
 	SecondariesIgnoreSafePoint // the owner does not check it before it commits secondaries
 	HeartbeatWithoutLock       // the heartbeat does not require the lock that it writes
+	AbortLeavesUnanswered      // the abort leaves a row out though the answer to a prewrite of it is missing
 	HeartbeatLowersMinimum     // the heartbeat undoes a raised minimum
 
 	// Resolvers.
@@ -43,9 +44,18 @@ const (
 	MarkersCollectedEarly // markers are collected without waiting for a retention
 	DeletesCollectedEarly // newest deletes are, too
 
+	// Collections that follow changes.
+	FollowRemovesAll       // a record goes that a lock may need
+	FollowRemovesMarks     // rollback markers go
+	FollowRemovesDeletes   // newest deletes go
+	ClaimBeforeSecondaries // the client claims a commit whose secondaries are not acknowledged
+	ClaimAfterUnknown      // the client claims a commit with an unknown outcome
+	NumberBelowClaim       // a commit gets the client's number though its claim is at or above S
+
 	// Bulk prewrites.
 	BulkIgnoresLocks        // the verification does not look for other locks
 	BulkIgnoresWrites       // the verification does not look for records and markers
+	BulkReadsOnce           // after a wait for a lock, the owner does not read the row again
 	BulkCommitTSTooEarly    // the owner takes its commit_ts beside the bulk prewrite
 	BulkRollBackRemovesData // a rollback requires the lock, and does not look for records
 	ReadNewestLock          // reads take only the newest lock of a cell
@@ -80,6 +90,7 @@ func (b Bug) String() string {
 		"commit ignores safe point",
 		"secondaries ignore safe point",
 		"heartbeat without lock",
+		"abort leaves unanswered",
 		"heartbeat lowers minimum",
 		"roll back without marker",
 		"roll back without lock",
@@ -96,8 +107,15 @@ func (b Bug) String() string {
 		"locks not resolved first",
 		"markers collected early",
 		"deletes collected early",
+		"follow removes all",
+		"follow removes marks",
+		"follow removes deletes",
+		"claim before secondaries",
+		"claim after unknown",
+		"number below claim",
 		"bulk ignores locks",
 		"bulk ignores writes",
+		"bulk reads once",
 		"bulk commit_ts too early",
 		"bulk roll back removes data",
 		"read newest lock",

@@ -16,6 +16,11 @@ func violation(m *machine, s *state) string {
 		case y.phase == committed && y.commit != y.committed:
 			return fmt.Sprintf("T%d was acknowledged at %d and is committed at %d", t+1, y.commit, y.committed)
 		}
+		for row := range m.txns[t].rows {
+			if r := &y.rows[row]; y.phase == aborted && r.knows&untouched != 0 && s.duplicates == m.Duplicates && (r.sent&prewrites != 0 || s.lockOf(m.txns[t].rows[row][0], t)) {
+				return fmt.Sprintf("the abort of T%d has left out its row %d, which it may have locked", t+1, row)
+			}
+		}
 		if p := m.txns[t].primary; y.committed != 0 && y.read != 0 && y.read != 1+s.expected(m, p, y.committed-1) {
 			return fmt.Sprintf("lost update: T%d read %s, and %s was committed before it", t+1, value(y.read-1), value(s.expected(m, p, y.committed-1)))
 		}
@@ -41,11 +46,7 @@ func violation(m *machine, s *state) string {
 
 // missingData finds a record without data that a permitted read may show.
 func missingData(m *machine, s *state, cell int) (t int, ok bool) {
-	oldest := uint8(0)
-	if s.collection >= fenced {
-		oldest = s.safePoint
-	}
-	_, visible := s.newestRecord(m, cell, oldest)
+	_, visible := s.newestRecord(m, cell, s.used())
 	for t := range m.txns {
 		c := &s.cells[cell]
 		if c.records[t] != 0 && c.records[t] >= visible && m.changes(t, cell) && m.txns[t].kinds[cell] == Put && c.data&bit(t) == 0 {

@@ -66,7 +66,7 @@ func Explore(sc Scenario, bug Bug, limit int) Result {
 }
 
 func initial(m *machine) state {
-	s := state{duplicates: m.Duplicates, timeouts: m.Timeouts}
+	s := state{duplicates: m.Duplicates, timeouts: m.Timeouts, claimed: m.Claimed}
 	for t := range m.Before {
 		start, commit := s.clock+1, s.clock+2
 		s.clock = commit
@@ -98,7 +98,7 @@ func successors(o *steps, s *state) []step {
 	for r := range o.m.Readers {
 		read(o, r)
 	}
-	if o.m.Collect {
+	if o.m.Collect || o.m.Follow {
 		collect(o)
 	}
 	if o.m.Retry != Never {

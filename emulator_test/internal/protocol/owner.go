@@ -36,10 +36,24 @@ func owner(o *steps, t int) {
 			n.txns[t].start, n.txns[t].phase = n.clock, started
 		})
 		return
+	case y.phase == idle && m.Follow && len(x.rows) > 1:
+		o.add("T%d starts", t, 0, func(n *state) {
+			n.clock++
+			n.txns[t].start, n.txns[t].phase = n.clock, started
+		})
+		return
 	case y.phase == idle:
 		o.add("T%d starts and sends its prewrites", t, 0, func(n *state) {
 			n.clock++
 			n.txns[t].start = n.clock
+			sendPrewrites(m, n, t)
+		})
+		return
+	case y.phase == started && m.ForUpdate&bit(t) == 0:
+		o.add("T%d sends its prewrites", t, 0, func(n *state) {
+			if n.txns[t].start > n.claimed || m.is(NumberBelowClaim) {
+				n.txns[t].numbered = 1
+			}
 			sendPrewrites(m, n, t)
 		})
 		return
@@ -59,6 +73,12 @@ func owner(o *steps, t int) {
 				n.timeouts--
 				n.txns[t].phase = readingBack
 			})
+			if m.Follow {
+				o.add("T%d's context ends before the answer to its commit", t, 0, func(n *state) {
+					n.timeouts--
+					n.txns[t].phase = undetermined
+				})
+			}
 		}
 	case readingBack:
 		readBack(o, t)
@@ -222,6 +242,7 @@ func prewrite(o *steps, t int) {
 				o.add("T%d gives up waiting for a prewrite of its row %d", t, row, func(n *state) {
 					n.timeouts--
 					n.txns[t].rows[row].status++ // inspect
+					n.txns[t].rows[row].knows |= unanswered
 					nextPart(m, n, t, row)
 				})
 			}
@@ -281,11 +302,51 @@ func verifyRow(o *steps, t, row int) {
 	if !conflict && others && waits(m, s, t, m.txns[t].rows[row]) {
 		return
 	}
-	if conflict || others {
+	if m.Retry == Never && s.txns[t].rows[row].knows&foundLocks != 0 {
+		awaitFound(o, t, row)
+		return
+	}
+	if conflict || others && m.Retry != Never {
 		o.add("T%d finds a conflict in its row %d and aborts", t, row, func(n *state) { abort(m, n, t) })
 		return
 	}
+	if others {
+		o.add("T%d finds other locks in its row %d", t, row, func(n *state) {
+			n.txns[t].rows[row].knows |= locksOf(m, n, t, row)
+		})
+		return
+	}
 	o.add("T%d verifies its row %d", t, row, func(n *state) { n.txns[t].rows[row].status = rowLocked })
+}
+
+// locksOf returns the other transactions that have a lock in the cells of a row.
+func locksOf(m *machine, s *state, t, row int) (found uint8) {
+	for _, cell := range m.txns[t].rows[row] {
+		found |= s.cells[cell].locks &^ bit(t)
+	}
+	return found
+}
+
+// awaitFound adds what an owner does that has found other locks (recovery.ResolveOthers): it gives up,
+// or waits until the locks are gone, and then reads the row again. Others' steps resolve them. It gives up
+// if one is committed at or above its start_ts.
+func awaitFound(o *steps, t, row int) {
+	m, s := o.m, o.from
+	found := s.txns[t].rows[row].knows & foundLocks
+	o.add("T%d gives up because of the locks in its row %d, and aborts", t, row, func(n *state) { abort(m, n, t) })
+	if left := found & locksOf(m, s, t, row); left != 0 {
+		return
+	}
+	for i := range m.txns {
+		if found&bit(i) != 0 && s.cells[m.txns[i].primary].records[i] >= s.txns[t].start && !m.is(BulkReadsOnce) {
+			return
+		}
+	}
+	o.add("T%d finds that the locks in its row %d are gone", t, row, func(n *state) {
+		if n.txns[t].rows[row].knows &^= foundLocks; m.is(BulkReadsOnce) {
+			n.txns[t].rows[row].status = rowLocked
+		}
+	})
 }
 
 // inspect adds what an owner does after it has read a row (txn.inspect). It does nothing as long
@@ -316,7 +377,13 @@ func inspect(o *steps, t, row, part int) {
 		})
 		return
 	case conflict, own > 0, others:
-		o.add("T%d finds a conflict in its row %d and aborts", t, row, func(n *state) { abort(m, n, t) })
+		o.add("T%d finds a conflict in its row %d and aborts", t, row, func(n *state) {
+			r := &n.txns[t].rows[row]
+			if own == 0 && !m.Wide && (r.knows&unanswered == 0 || m.is(AbortLeavesUnanswered)) {
+				r.knows |= untouched
+			}
+			abort(m, n, t)
+		})
 		return
 	}
 	sure, perhaps := s.tooOldToWrite(m, t)
@@ -354,8 +421,11 @@ func abort(m *machine, n *state, t int) {
 	}
 	n.txns[t].phase = aborted
 	for row := range m.txns[t].rows {
-		n.txns[t].rows[row].status = rowIdle
-		request(&n.txns[t].rows[row], reqAbort)
+		r := &n.txns[t].rows[row]
+		r.status, r.knows = rowIdle, r.knows&untouched
+		if r.knows == 0 {
+			request(r, reqAbort)
+		}
 	}
 }
 

@@ -91,6 +91,8 @@ var forUpdateLonger = []Scenario{
 
 // longer take minutes.
 var longer = []Scenario{
+	{Name: "collect a delete slowly", SlowCollector: true, Rows: twoRows, Txns: deletes, Collect: true, Duplicates: 1},
+	{Name: "collect a version slowly", SlowCollector: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Collect: true, Duplicates: 1},
 	{Name: "collect after a timeout", Rows: twoRows, Txns: deletes, Collect: true, Timeouts: 1},
 	{Name: "collect and read", Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Collect: true, Readers: []Reader{{Cell: 1}}},
 	{Name: "collect slowly", Rows: twoRows, Slow: true, Txns: [][]Write{puts(0, 1), {{0, Delete}}}, Collect: true, Duplicates: 1},
@@ -103,6 +105,31 @@ var longer = []Scenario{
 	{Name: "collect three transactions", Rows: twoRows, Txns: [][]Write{puts(0, 1), {{1, Delete}}, puts(0)}, Collect: true, Duplicates: 1},
 }
 
+// follow are scenarios of collections that follow changes.
+var follow = []Scenario{
+	{Name: "follow", Follow: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}},
+	{Name: "follow, with a duplicate", Follow: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
+	{Name: "follow a delete", Follow: true, Rows: twoRows, Txns: deletes, Duplicates: 1},
+	{Name: "follow a claim", Follow: true, Claimed: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}},
+	{Name: "follow slowly", Follow: true, SlowCollector: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}},
+	{Name: "follow bulk", Follow: true, Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
+}
+
+// followLonger take minutes.
+var followLonger = []Scenario{
+	{Name: "follow bulk slowly", Follow: true, SlowCollector: true, Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
+	{Name: "follow a delete slowly", Follow: true, SlowCollector: true, Rows: twoRows, Txns: deletes, Duplicates: 1},
+	{Name: "follow, with a timeout", Follow: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Timeouts: 1},
+	{Name: "follow both rows", Follow: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0, 1)}},
+	{Name: "follow and read", Follow: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1}}},
+	{Name: "follow and collect", Follow: true, Collect: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}},
+	{Name: "follow and collect, with a duplicate", Follow: true, Collect: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
+	{Name: "follow and collect a delete", Follow: true, Collect: true, Rows: twoRows, Txns: deletes, Duplicates: 1},
+	{Name: "follow and collect bulk", Follow: true, Collect: true, Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
+	{Name: "follow bulk, with a timeout", Follow: true, Bulk: 3, Rows: twoRows, Txns: crossed, Duplicates: 1, Timeouts: 1},
+	{Name: "follow, and read latest", Follow: true, Rows: twoRows, Txns: deletes, Readers: []Reader{{Cell: 1, Latest: true}}, Duplicates: 1},
+}
+
 // TestProtocol explores the protocol as it is.
 func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
 
@@ -112,6 +139,10 @@ func TestBulkPrewrite(t *testing.T) { explore(t, bulk, bulkLonger) }
 
 // TestForUpdate explores reads for an update, beside the request for start_ts.
 func TestForUpdate(t *testing.T) { explore(t, forUpdate, forUpdateLonger) }
+
+// TestFollowChanges explores collections that follow changes
+// (docs/design/2026-11-21-collecting-changes.md).
+func TestFollowChanges(t *testing.T) { explore(t, follow, followLonger) }
 
 func explore(t *testing.T, scenarios, longer []Scenario) {
 	if *long {
@@ -147,6 +178,7 @@ func TestPlantedBugs(t *testing.T) {
 		CommitIgnoresSafePoint:      "collect a version",
 		SecondariesIgnoreSafePoint:  "collect after a timeout",
 		HeartbeatWithoutLock:        "pass and heartbeat",
+		AbortLeavesUnanswered:       "timeout and duplicate",
 		HeartbeatLowersMinimum:      "pass and heartbeat",
 		RollBackWithoutMarker:       "timeout and duplicate",
 		RollBackWithoutLock:         "crossed",
@@ -163,8 +195,15 @@ func TestPlantedBugs(t *testing.T) {
 		LocksNotResolvedFirst:       "collect a version",
 		MarkersCollectedEarly:       "collect a version",
 		DeletesCollectedEarly:       "collect a delete",
+		FollowRemovesAll:            "follow",
+		FollowRemovesMarks:          "follow, with a duplicate",
+		FollowRemovesDeletes:        "follow a delete",
+		ClaimBeforeSecondaries:      "follow",
+		ClaimAfterUnknown:           "follow, with a timeout",
+		NumberBelowClaim:            "follow a claim",
 		BulkIgnoresLocks:            "bulk crossed",
 		BulkIgnoresWrites:           "bulk, one secondary",
+		BulkReadsOnce:               "bulk beside conditional",
 		BulkCommitTSTooEarly:        "bulk beside conditional",
 		BulkRollBackRemovesData:     "bulk and a collected delete",
 		ReadNewestLock:              "bulk beside conditional",
@@ -173,7 +212,7 @@ func TestPlantedBugs(t *testing.T) {
 		ForUpdateIgnoresLocks:       "collect and update",
 	}
 	byName := map[string]Scenario{}
-	for _, sc := range slices.Concat(scenarios, longer, bulk, bulkLonger, forUpdate, forUpdateLonger) {
+	for _, sc := range slices.Concat(scenarios, longer, follow, followLonger, bulk, bulkLonger, forUpdate, forUpdateLonger) {
 		byName[sc.Name] = sc
 	}
 	for bug := NoBug + 1; bug < EverybodyWaits; bug++ {

@@ -90,7 +90,7 @@ func finish(m *machine, n *state, r int) {
 	}
 	z.ignored = 0
 	z.phase = done
-	if !m.Readers[r].Latest && n.collection >= fenced && z.ts < n.safePoint && !m.is(ReadIgnoresSafePoint) {
+	if !m.Readers[r].Latest && z.ts < n.used() && !m.is(ReadIgnoresSafePoint) {
 		z.phase = tooOld
 	}
 }

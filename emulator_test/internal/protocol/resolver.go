@@ -96,7 +96,7 @@ func rollBackPrimary(m *machine, n *state, t int) {
 // makes a difference between a late one and a new one.
 func resolveCell(o *steps, t, cell int, forward bool) {
 	m, c := o.m, &o.from.cells[cell]
-	slow := m.Collect || m.Bulk != 0 && m.Retry == Never
+	slow := m.Collect || m.Follow || m.Bulk != 0 && m.Retry == Never
 	switch {
 	case forward && slow:
 		if c.forward&bit(t) == 0 {
@@ -119,10 +119,11 @@ func rollForward(m *machine, n *state, t, cell int) {
 	}
 }
 
-// rollBack removes a lock and its data. The lock of a bulk prewrite may have arrived after its own
-// commit. So if the cell has a record of the transaction, only the lock goes.
+// rollBack removes a lock and its data. Only the rollback of a primary requires its lock. The lock of a
+// secondary may be of a bulk prewrite, and so it may have arrived after its own commit. So if the cell has a record
+// of the transaction, only the lock goes (store.RollBackSecondary).
 func rollBack(m *machine, n *state, t, cell int) {
-	if m.Bulk&bit(t) == 0 || cell == m.txns[t].primary || m.is(BulkRollBackRemovesData) {
+	if cell == m.txns[t].primary || m.is(BulkRollBackRemovesData) {
 		if n.lockOf(cell, t) {
 			removeCells(n, t, cell)
 		}

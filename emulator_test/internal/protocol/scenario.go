@@ -62,8 +62,16 @@ type Scenario struct {
 	Heartbeats bool
 	// Slow lets time pass between a resolver's reads of a lock and of its primary.
 	Slow bool
-	// Collect allows one garbage collection, and a second one a retention later.
+	// Collect allows one garbage collection that reads every row, and a second one a retention later.
 	Collect bool
+	// Follow puts a collection that follows changes before it. All transactions are of one client, which
+	// claims what it has settled, and which begins the commits of several rows some time after it took their
+	// start_ts.
+	Follow bool
+	// SlowCollector lets the removals of collectors arrive at any later time, and again.
+	SlowCollector bool
+	// Claimed is what the client has claimed before, because of transactions that are not in the scenario.
+	Claimed uint8
 
 	// Retry lets clients begin again when a transaction has ended, for ever. Their transactions then
 	// wait and give up as the code does, and nobody calls a live owner dead. It is for Progress.

@@ -12,6 +12,8 @@ type state struct {
 
 	collection uint8 // a phase of the collection
 	safePoint  uint8
+	followed   uint8 // the safe point of the collection that followed changes
+	claimed    uint8 // settled.Claims
 	scanned    uint8 // rows without locks up to the safe point, a bit for each
 	collected  uint8 // rows that this phase has collected
 
@@ -30,6 +32,7 @@ type cellState struct {
 	locks, data, markers uint8
 	forward, back        uint8 // a resolver's roll-forward or roll-back is under way
 	records              [maxTxns]uint8
+	removal              removal // that a slow collector has sent
 }
 
 // txnState is what the owner of a transaction knows, its requests under way, and what other
@@ -45,6 +48,7 @@ type txnState struct {
 	seen          uint8 // a resolver read a lock with this timestamp
 	undecided     uint8 // and then found nothing at the primary
 	lost          uint8 // 1: the attempt before lost a conflict
+	numbered      uint8 // 1: its record says that the client's claim covers it
 
 	// A transaction that reads the newest state of its primary for an update.
 	read    uint8 // 0, or 1 + the value
@@ -57,7 +61,17 @@ type txnState struct {
 type rowState struct {
 	status        uint8
 	sent, applied uint8
+	// knows has the locks that the verification has found, a bit for each transaction, and more.
+	knows uint8
 }
+
+// What an owner knows of a row besides.
+const (
+	unanswered uint8 = 1 << (maxTxns + iota) // it gave up waiting for a prewrite
+	untouched                                // each prewrite was refused, so the abort leaves the row out
+
+	foundLocks = unanswered - 1
+)
 
 type readerState struct {
 	phase            uint8
@@ -71,7 +85,7 @@ type readerState struct {
 // Phases of a transaction.
 const (
 	idle    uint8 = iota
-	started       // and has not read for an update yet
+	started       // and has not read for an update yet, or has not begun its commit
 	prewriting
 	commitSent
 	readingBack
@@ -123,11 +137,13 @@ const (
 
 // Phases of a collection.
 const (
-	notCollecting uint8 = iota
-	published           // some clients use the safe point, and some do not
-	fenced              // all clients use it
-	resolved            // no lock is left at or below it
-	drained             // a retention later
+	notCollecting   uint8 = iota
+	followPublished       // as published
+	following             // all clients use it, and rows are collected
+	published             // some clients use the safe point, and some do not
+	fenced                // all clients use it
+	resolved              // no lock is left at or below it
+	drained               // a retention later
 )
 
 // Phases of a reader.
@@ -191,6 +207,13 @@ func (s *state) tooOldToWrite(m *machine, t int) (sure, perhaps bool) {
 	if s.txns[t].read != 0 && !m.is(ForUpdateIgnoresSafePoint) {
 		since = min(since, s.txns[t].asOf)
 	}
-	perhaps = s.collection >= published && since <= s.safePoint
-	return perhaps && s.collection >= fenced, perhaps
+	return since <= s.used(), since <= s.safePoint
+}
+
+// used is the newest safe point that all clients use.
+func (s *state) used() uint8 {
+	if s.collection >= fenced || s.collection == following {
+		return s.safePoint
+	}
+	return s.followed
 }
