@@ -96,18 +96,34 @@ func (r changes) dropNotes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var muts []store.RowMutation
-	err = r.claims(ctx, func(row string, _ uint64, claim tso.Timestamp) {
+	old := map[string][]byte{}
+	err = r.claims(ctx, func(row string, value []byte, _ uint64, claim tso.Timestamp) {
 		if claim <= tso.Timestamp(record.ResolvedTs) {
-			m := bigtable.NewMutation()
-			m.DeleteCellsInColumn(store.DeployFamily, recovery.SettledQualifier)
-			muts = append(muts, store.RowMutation{Row: row, Mut: m, Ops: 1})
+			old[row] = value
 		}
 	})
 	if err != nil {
 		return err
 	}
-	return r.applyAll(ctx, r.client.Metadata, muts)
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.client.Store.Config.Parallelism)
+	for row, value := range old {
+		g.Go(func() error { return r.dropClaim(gctx, row, value) })
+	}
+	return g.Wait()
+}
+
+// dropClaim removes a claim, unless its client has stored a larger one since the claim was read.
+func (r changes) dropClaim(ctx context.Context, row string, value []byte) error {
+	m := bigtable.NewMutation()
+	m.DeleteCellsInColumn(store.DeployFamily, recovery.SettledQualifier)
+	same := store.Interleave(store.Chain(store.ExactColumn(store.DeployFamily, recovery.SettledQualifier), store.ExactValue(value)))
+	return r.retry(ctx, func() error {
+		return r.pacer.Do(ctx, 1, func() error {
+			_, err := r.client.Metadata.CheckAndMutate(ctx, row, same, m, nil)
+			return err
+		})
+	})
 }
 
 // notes calls do with each page of notes, and then removes the page. do gets the noted rows of
@@ -207,7 +223,7 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string) err
 // this row, or its client has claimed so (package settled).
 func (r changes) knowSettled(ctx context.Context, record *recordpb.SafePoint) error {
 	claims := map[uint64]tso.Timestamp{}
-	if err := r.claims(ctx, func(_ string, number uint64, ts tso.Timestamp) { claims[number] = ts }); err != nil {
+	if err := r.claims(ctx, func(_ string, _ []byte, number uint64, ts tso.Timestamp) { claims[number] = ts }); err != nil {
 		return err
 	}
 	r.rules.drained = 0 // what needs a drained safe point stays
@@ -223,10 +239,10 @@ func settledBy(resolved tso.Timestamp, claims map[uint64]tso.Timestamp) func(for
 }
 
 // claims calls fn with each stored claim. It leaves out what it cannot read.
-func (r changes) claims(ctx context.Context, fn func(row string, number uint64, ts tso.Timestamp)) error {
+func (r changes) claims(ctx context.Context, fn func(row string, value []byte, number uint64, ts tso.Timestamp)) error {
 	return r.client.Metadata.ReadRows(ctx, bigtable.PrefixRange(recovery.SettledRowPrefix), func(raw bigtable.Row) bool {
 		if number, ts, ok := decodeClaim(raw); ok {
-			fn(raw.Key(), number, ts)
+			fn(raw.Key(), raw[store.DeployFamily][0].Value, number, ts)
 		}
 		return true
 	}, bigtable.RowFilter(store.Interleave(store.ExactColumn(store.DeployFamily, recovery.SettledQualifier))))

@@ -233,17 +233,31 @@ func TestCollectedNotes(t *testing.T) {
 
 		for i, claim := range []*recordpb.Settled{
 			{FormatVersion: format.Version, Ts: int64(r.SafePoint)}, {FormatVersion: format.Version, Ts: int64(r.SafePoint) + 1}, {FormatVersion: format.Version + 1, Ts: 1},
+			{FormatVersion: format.Version, Ts: int64(r.SafePoint)},
 		} {
 			putRecord(t, env, fmt.Sprintf("%s%016x", recovery.SettledRowPrefix, i), recovery.SettledQualifier, claim)
 		}
 		refused := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
-			if call.Method == "MutateRows" && strings.HasPrefix(call.Row, recovery.SettledRowPrefix) {
+			if call.Method == "CheckAndMutateRow" && strings.HasPrefix(call.Row, recovery.SettledRowPrefix) {
 				return status.Error(codes.PermissionDenied, "on purpose")
 			}
 			return nil
 		})...)
 		if r, err := gc.Run(t.Context(), refused, gc.Config{Retention: 24 * time.Hour, Restart: true}); status.Code(err) != codes.PermissionDenied || r.Finished {
 			t.Errorf("the claims stay: %+v, %v", r, err)
+		}
+		// A client stores a larger claim when the collector has read the one before it.
+		larger := recovery.SettledRowPrefix + "0000000000000003"
+		stored := false
+		beside := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+			if call.Method != "ReadRows" && call.Row == larger && !stored {
+				stored = true
+				putRecord(t, env, larger, recovery.SettledQualifier, &recordpb.Settled{FormatVersion: format.Version, Ts: int64(r.SafePoint) + 1})
+			}
+			return nil
+		})...)
+		if r, err := gc.Run(t.Context(), beside, gc.Config{Retention: 24 * time.Hour, Restart: true}); err != nil || !stored {
+			t.Errorf("beside a client: %+v, %v, claim stored: %t", r, err, stored)
 		}
 		full = collect(gc.Config{Retention: 24 * time.Hour, Restart: true}) // with the same safe point
 		if full.Changes || full.SafePoint != r.SafePoint || full.Total.Rows != 2 {
@@ -257,7 +271,7 @@ func TestCollectedNotes(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if d := cmp.Diff([]string{recovery.SettledRowPrefix + "0000000000000001", recovery.SettledRowPrefix + "0000000000000002"}, slices.Sorted(maps.Keys(left))); d != "" {
+		if d := cmp.Diff([]string{recovery.SettledRowPrefix + "0000000000000001", recovery.SettledRowPrefix + "0000000000000002", larger}, slices.Sorted(maps.Keys(left))); d != "" {
 			t.Errorf("claims (-want +got):\n%s", d)
 		}
 	})

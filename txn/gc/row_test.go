@@ -104,7 +104,7 @@ func TestGarbageOfARow(t *testing.T) {
 		{"values that locks name", rules{}, []bigtable.ReadItem{put(10, 20), item("f", "q", 100, "v"), lock(100), lock(101), lock(30), item("f", "q", 30, "v")}, outcome{locks: []tso.Timestamp{first + 30, first + 100}}},
 		{"marks", rules{}, []bigtable.ReadItem{record(format.KindLock, 20, 30), rollback(50), rollback(51), item(format.MarkFamily, "f:q", 80, "damaged"), rollback(52), record(format.KindLock, 60, 100)}, outcome{
 			counts:  Counts{RowsChanged: 1, Marks: 3, Cells: 3, Bytes: 2*recordBytes + int64(len("f:q")+len(format.EncodeRollback(first+50)))},
-			removes: one(3, removing(between(format.MarkFamily, "f:q", -1, 51), between(format.MarkFamily, "f:q", 53, 80), between(format.MarkFamily, "f:q", 81, 101))),
+			removes: one(2, removing(between(format.MarkFamily, "f:q", -1, 51), between(format.MarkFamily, "f:q", 81, 101))),
 		}},
 		{"rollback markers that stay", rules{}, []bigtable.ReadItem{rollback(60)}, outcome{}},
 		{"a delete", rules{}, deleted, outcome{
@@ -170,8 +170,58 @@ func TestGarbageOfARow(t *testing.T) {
 	}
 }
 
-// TestRemovalsAreDivided: a mutation has maxMutationOps changes at most, unless one column has
-// more, and the filter of a conditional one fits into store.FilterBudget.
+// TestRemovalsAroundWhatStays: a removal has a change for each gap in what stays, and no mutation has
+// more than maxMutationOps.
+func TestRemovalsAroundWhatStays(t *testing.T) {
+	const n = 3 * maxMutationOps
+	h := &columnCells{column: format.Column{Family: "f", Qualifier: "q"}}
+	add := func(ts tso.Timestamp, unsettled bool) {
+		h.writes = append(h.writes, columnWrite{format.WriteRecord{CommitTS: ts + 1, StartTS: ts, Kind: format.KindPut}, 1, unsettled})
+	}
+	r := rules{safePoint: first + 1<<40, settled: func(format.Cell, format.WriteRecord) bool { return false }}
+	sizes := func() (ops []int) {
+		g, _ := r.column(h, 0)
+		for _, m := range (&rowGarbage{rules: r, columns: []columnGarbage{g}}).mutations("r") {
+			ops = append(ops, m.Ops)
+		}
+		return ops
+	}
+	add(first, false)
+	for i := range tso.Timestamp(n) {
+		add(first+10+2*i, true) // no proof, and nothing in between goes
+	}
+	newest := tso.Timestamp(first + 10 + 4*n)
+	add(newest, false)
+	if got := sizes(); !slices.Equal(got, []int{2}) {
+		t.Errorf("around one span: mutations of %v changes", got)
+	}
+	for i := range tso.Timestamp(n) {
+		h.writes[i+1].unsettled = i%2 == 0
+	}
+	if got, want := sizes(), []int{maxMutationOps, n/2 + 1 - maxMutationOps}; !slices.Equal(got, want) {
+		t.Errorf("around each second record: mutations of %v changes, want %v", got, want)
+	}
+	// A newest delete goes by one mutation with a condition, and the rest before it.
+	h = &columnCells{column: h.column}
+	for i := range tso.Timestamp(n) {
+		h.data = append(h.data, storedCell{first + 100 + i, 1})
+	}
+	h.writes = []columnWrite{{format.WriteRecord{CommitTS: first + 50, StartTS: first + 40, Kind: format.KindDelete}, 1, false}}
+	r = rules{safePoint: r.safePoint, drained: r.safePoint}
+	c, _ := r.column(h, 0)
+	g := &rowGarbage{rules: r}
+	g.add(c)
+	var ops []int
+	for _, m := range g.removals("r", g.before) {
+		ops = append(ops, m.Ops)
+	}
+	if want := []int{maxMutationOps, maxMutationOps, maxMutationOps}; !slices.Equal(ops, want) || len(g.columns) > 0 || len(g.conditional()) != 1 || len(g.deletes[0].orphans) > 0 {
+		t.Errorf("below a newest delete: mutations of %v changes, want %v; %d conditional", ops, want, len(g.conditional()))
+	}
+}
+
+// TestRemovalsAreDivided: a mutation has maxMutationOps changes at most, and the filter of a conditional
+// one fits into store.FilterBudget.
 func TestRemovalsAreDivided(t *testing.T) {
 	column := func(i, length int) columnGarbage {
 		q := fmt.Sprintf("%05d", i)

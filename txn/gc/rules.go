@@ -73,13 +73,32 @@ type columnWrite struct {
 type columnGarbage struct {
 	column      format.Column
 	writesBelow tso.Timestamp // write records in [0, writesBelow), but not kept
-	kept        []tso.Timestamp
+	kept        []span
 	dataBelow   tso.Timestamp // data of transactions in (plain, dataBelow)
 	orphans     []tso.Timestamp
 	marks       bool               // all marks at or below the safe point, but not markers
-	markers     []tso.Timestamp    // of rollbacks that stay, if marks go; in order
+	markers     []span             // of rollbacks that stay, if marks go
 	plainBelow  bigtable.Timestamp // plain data in [0, plainBelow)
 	newest      tso.Timestamp      // commit_ts of the newest delete or expired value, if that is garbage; else 0
+}
+
+// A span is what stays between cells that go: no cell in it goes. So the changes of a removal are as
+// many as the gaps in what stays, and not as many as what stays.
+type span struct{ first, last tso.Timestamp }
+
+// spans returns the spans of what stays, in order.
+func spans(stays, goes []tso.Timestamp) (all []span) {
+	slices.Sort(stays)
+	slices.Sort(goes)
+	for _, ts := range stays {
+		below, _ := slices.BinarySearch(goes, ts)
+		if n := len(all); n > 0 && (below == 0 || goes[below-1] < all[n-1].first) {
+			all[n-1].last = ts
+		} else {
+			all = append(all, span{ts, ts})
+		}
+	}
+	return all
 }
 
 // rowGarbage is the garbage of a row.
@@ -87,6 +106,7 @@ type rowGarbage struct {
 	rules   rules
 	columns []columnGarbage // without them
 	deletes []columnGarbage // with newest deletes or expired values
+	before  []columnGarbage // of deletes, what one mutation with a condition could not remove
 	// locks are the locks at or below the safe point. They must be resolved before
 	// anything is removed.
 	locks  []*format.Lock
@@ -168,13 +188,22 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 		}
 		g.counts.add(counts)
 		g.counts.RowsChanged = 1
-		if c.newest != 0 {
-			g.deletes = append(g.deletes, c)
-		} else {
-			g.columns = append(g.columns, c)
-		}
+		g.add(c)
 	}
 	return g
+}
+
+// add adds the garbage of a column.
+func (g *rowGarbage) add(c columnGarbage) {
+	if c.newest == 0 {
+		g.columns = append(g.columns, c)
+		return
+	}
+	if len(c.orphans)+len(c.markers) > maxMutationOps-fewOps {
+		g.before = append(g.before, columnGarbage{column: c.column, orphans: c.orphans, marks: c.marks, markers: c.markers})
+		c.orphans, c.marks, c.markers = nil, false, nil
+	}
+	g.deletes = append(g.deletes, c)
 }
 
 // setSeen sets how far the observers of columns have seen changes. An acknowledgment's start_ts
@@ -217,8 +246,11 @@ func (r rules) column(h *columnCells, expired tso.Timestamp) (g columnGarbage, n
 	// could conflict with, which is so at or below the safe point. A rollback marker
 	// is needed longer.
 	if g.marks = count(h.marks, &n.Marks, all); g.marks {
-		slices.Sort(h.markers)
-		g.markers = h.markers
+		goes := make([]tso.Timestamp, len(h.marks))
+		for i, c := range h.marks {
+			goes[i] = c.ts
+		}
+		g.markers = spans(h.markers, goes)
 	}
 
 	var newest columnWrite
@@ -255,19 +287,23 @@ func (r rules) column(h *columnCells, expired tso.Timestamp) (g columnGarbage, n
 	if newest.Kind == format.KindDelete || newestGoes {
 		keepData = newest.CommitTS
 	}
+	var kept, goes []tso.Timestamp
 	for _, w := range h.writes {
 		switch {
 		case w.CommitTS >= newest.CommitTS:
 		case w.unsettled:
-			g.kept = append(g.kept, w.CommitTS)
+			kept = append(kept, w.CommitTS)
 		default:
+			goes = append(goes, w.CommitTS)
 			g.writesBelow = newest.CommitTS
 			n.Versions++
 			n.Cells++
 			n.Bytes += w.bytes
 		}
 	}
-	slices.Sort(g.kept)
+	if g.writesBelow != 0 {
+		g.kept = spans(kept, goes)
+	}
 	if count(h.data, &n.Data, func(ts tso.Timestamp) bool { return ts < keepData }) {
 		g.dataBelow = keepData
 	}
@@ -290,20 +326,16 @@ func (r rules) column(h *columnCells, expired tso.Timestamp) (g columnGarbage, n
 	return g, n
 }
 
-// remove adds the removal of a column's garbage to a mutation.
-func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
-	drop := func(family, qualifier string, start, end bigtable.Timestamp) {
-		m.DeleteTimestampRange(family, qualifier, start, end)
-		ops++
-	}
+// remove calls drop with each range of cells that a column's garbage is in.
+func (r rules) remove(g columnGarbage, drop func(family, qualifier string, start, end bigtable.Timestamp)) {
 	c := g.column
-	dropBetween := func(family string, kept []tso.Timestamp, below tso.Timestamp) {
+	dropBetween := func(family string, kept []span, below tso.Timestamp) {
 		from := tso.Timestamp(0)
-		for _, end := range append(kept, below) {
-			if from < end {
-				drop(family, c.Key(), from.Cell(), end.Cell())
+		for _, s := range append(kept, span{below, below}) {
+			if from < s.first {
+				drop(family, c.Key(), from.Cell(), s.first.Cell())
 			}
-			from = end + 1
+			from = s.last + 1
 		}
 	}
 	switch {
@@ -324,22 +356,31 @@ func (r rules) remove(m *bigtable.Mutation, g columnGarbage) (ops int) {
 	if g.plainBelow != 0 {
 		drop(c.Family, c.Qualifier, 0, g.plainBelow)
 	}
-	return ops
 }
 
-// maxMutationOps limits the changes in one mutation, which Bigtable limits to
-// 100,000. The changes of a column are never split.
-const maxMutationOps = 10_000
+const (
+	// maxMutationOps limits the changes in one mutation, which Bigtable limits to 100,000
+	// (format.MaxMutations).
+	maxMutationOps = 10_000
+	// fewOps is at least how many changes a column needs without single cells.
+	fewOps = 8
+)
 
 // mutations are the unconditional removals of a row.
-func (g *rowGarbage) mutations(key string) []store.RowMutation {
-	var muts []store.RowMutation
-	for _, c := range g.columns {
-		if len(muts) == 0 || muts[len(muts)-1].Ops >= maxMutationOps {
-			muts = append(muts, store.RowMutation{Row: key, Mut: bigtable.NewMutation()})
-		}
-		last := &muts[len(muts)-1]
-		last.Ops += g.rules.remove(last.Mut, c)
+func (g *rowGarbage) mutations(key string) []store.RowMutation { return g.removals(key, g.columns) }
+
+// removals divide what goes of columns into mutations. If a run stops between two of them, what is left
+// is garbage as before.
+func (g *rowGarbage) removals(key string, columns []columnGarbage) (muts []store.RowMutation) {
+	for _, c := range columns {
+		g.rules.remove(c, func(family, qualifier string, start, end bigtable.Timestamp) {
+			if len(muts) == 0 || muts[len(muts)-1].Ops >= maxMutationOps {
+				muts = append(muts, store.RowMutation{Row: key, Mut: bigtable.NewMutation()})
+			}
+			last := &muts[len(muts)-1]
+			last.Mut.DeleteTimestampRange(family, qualifier, start, end)
+			last.Ops++
+		})
 	}
 	return muts
 }
@@ -356,20 +397,21 @@ type conditionalRemoval struct {
 func (g *rowGarbage) conditional() []conditionalRemoval {
 	var parts []conditionalRemoval
 	var filters []bigtable.Filter
-	cost := 0
+	cost, ops := 0, 0
 	m := bigtable.NewMutation()
 	for _, c := range g.deletes {
 		need := 2*store.FilterCost(c.column.Key()) + store.FilterOverhead
-		if cost+need > store.FilterBudget { // one column needs less, see format.MaxColumnKey
+		changes := fewOps + len(c.orphans) + len(c.markers)
+		if cost+need > store.FilterBudget || ops+changes > maxMutationOps { // one column needs less, see format.MaxColumnKey
 			parts = append(parts, conditionalRemoval{store.Interleave(filters...), m})
-			filters, m, cost = nil, bigtable.NewMutation(), 0
+			filters, m, cost, ops = nil, bigtable.NewMutation(), 0, 0
 		}
-		cost += need
+		cost, ops = cost+need, ops+changes
 		filters = append(filters, store.ExactColumn(format.NotifyFamily, c.column.Key()))
 		if !g.rules.plain {
 			filters = append(filters, store.Chain(store.ExactColumn(c.column.Family, c.column.Qualifier), bigtable.TimestampRangeFilterMicros(0, format.PlainBefore)))
 		}
-		g.rules.remove(m, c)
+		g.rules.remove(c, m.DeleteTimestampRange)
 	}
 	if len(filters) > 0 {
 		parts = append(parts, conditionalRemoval{store.Interleave(filters...), m})

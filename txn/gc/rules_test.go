@@ -59,7 +59,7 @@ func TestGarbageOfAColumn(t *testing.T) {
 		{"an old delete that every observer has seen", false, columnCells{writes: []columnWrite{del(49, 50)}, seen: 51}, columnGarbage{newest: 50}, 1},
 		{"an old delete that an observer's run at its timestamp has seen", false, columnCells{writes: []columnWrite{del(49, 50)}, seen: 50}, columnGarbage{newest: 50}, 1},
 		{"records that locks may need", false, columnCells{writes: []columnWrite{put(50, 60), {put(30, 40).WriteRecord, 1, true}, put(1, 2), {put(10, 20).WriteRecord, 1, true}, {put(5, 6).WriteRecord, 1, true}}},
-			columnGarbage{writesBelow: 60, kept: []tso.Timestamp{6, 20, 40}}, 1},
+			columnGarbage{writesBelow: 60, kept: []span{{6, 40}}}, 1},
 		{"an old delete over plain data", false, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{}, 0},
 		{"an old delete with its plain data", true, columnCells{writes: []columnWrite{del(49, 50)}, plain: at(1)}, columnGarbage{newest: 50, plainBelow: format.PlainBefore}, 2},
 		{"plain data below a version", false, columnCells{writes: []columnWrite{put(10, 20)}, data: at(10), plain: at(1, 2)}, columnGarbage{}, 0},
@@ -67,11 +67,11 @@ func TestGarbageOfAColumn(t *testing.T) {
 		{"plain data below a version above the safe point", true, columnCells{writes: []columnWrite{put(101, 102)}, plain: at(1)}, columnGarbage{}, 0},
 		{"marks", false, columnCells{marks: at(10, 20)}, columnGarbage{marks: true}, 2},
 		{"rollback markers alone", false, columnCells{markers: []tso.Timestamp{60}}, columnGarbage{}, 0},
-		{"rollback markers among marks", false, columnCells{marks: at(10, 70), markers: []tso.Timestamp{80, 60}}, columnGarbage{marks: true, markers: []tso.Timestamp{60, 80}}, 2},
+		{"rollback markers among marks", false, columnCells{marks: at(10, 70), markers: []tso.Timestamp{80, 60}}, columnGarbage{marks: true, markers: []span{{60, 60}, {80, 80}}}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, n := rules{safePoint: 100, drained: 50, plain: tt.plain}.column(&tt.has, 0)
-			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
+			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{}, span{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}
 			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks || (n.Deletes == 1) != (tt.goes.newest != 0) {
@@ -121,7 +121,7 @@ func TestGarbageOfAnExpiringColumn(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, n := rules{safePoint: 10_000, drained: 5000, plain: tt.plain}.column(&tt.has, store.Expiries{"f": tt.expiry}.ExpiredUpTo("f", 5000))
-			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{})); d != "" {
+			if d := cmp.Diff(tt.goes, got, cmp.AllowUnexported(columnGarbage{}, span{})); d != "" {
 				t.Errorf("garbage (-want +got):\n%s", d)
 			}
 			if n.Cells != tt.cells || n.Bytes != tt.cells || n.Cells != n.Versions+n.Data+n.Plain+n.Marks || n.Deletes != 0 {

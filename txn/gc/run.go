@@ -393,6 +393,9 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 				}
 			}
 		default:
+			if err := r.applyAll(ctx, t, g.removals(key, g.before)); err != nil {
+				return Counts{}, err
+			}
 			changed := false
 			for _, part := range g.conditional() {
 				var matched bool
