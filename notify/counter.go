@@ -11,6 +11,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
 // A Counter is a sum to which many transactions can add at the same time. With a single
@@ -30,7 +31,8 @@ import (
 //	visits := notify.Counter{Table: "pages", Family: "c", Qualifier: "visits"}
 //	w.Handle("fold-visits", visits.Table, visits.Column(), visits)
 //
-// Sums wrap around at 2^63, as integers do. The cells of a counter must not be deleted.
+// Sums wrap around at 2^63, as integers do. The cells of a counter must not be deleted, and must
+// not expire (admin.SetExpiry): Add and Observe then fail with txn.ErrSchema.
 // To count from zero again, use another key.
 type Counter struct {
 	Table     string
@@ -78,6 +80,9 @@ func (c Counter) Add(ctx context.Context, tx *txn.Txn, key string, delta int64) 
 	if err != nil || delta == 0 {
 		return err
 	}
+	if err := c.checkLasting(ctx, tx); err != nil {
+		return err
+	}
 	// The multiplication spreads timestamps that are close to each other.
 	shard := uint64(tx.StartTS()) * 0x9e3779b97f4a7c15 >> 32 % uint64(shards)
 	t, row, column := tx.Table(c.Table), shardRow(key, int(shard)), c.Qualifier+addedSuffix
@@ -113,12 +118,23 @@ func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error 
 	}
 	t := tx.Table(c.Table)
 	s, err := c.read(ctx, t, key)
+	if err == nil {
+		err = c.checkLasting(ctx, tx)
+	}
 	if err != nil || len(s.gained) == 0 {
 		return err
 	}
 	t.Set(key, c.Family, c.Qualifier, encodeCount(s.sum+s.unfolded))
 	for row, added := range s.gained {
 		t.Set(row, c.Family, c.Qualifier+foldedSuffix, encodeCount(added))
+	}
+	return nil
+}
+
+// checkLasting fails if the cells of the counter expire: each does so at a time of its own.
+func (c Counter) checkLasting(ctx context.Context, tx *txn.Txn) error {
+	if err := changes.CheckLasting(ctx, tx.Client(), c.Table, c.Family); err != nil {
+		return fmt.Errorf("notify: counter %s: %w", c, err)
 	}
 	return nil
 }

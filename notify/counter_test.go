@@ -8,6 +8,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -102,6 +103,32 @@ func TestCounterRefuses(t *testing.T) {
 		}
 		if err := c.Observe(t.Context(), tx, txn.Cell{Table: "docs", Row: "page", Family: "d", Qualifier: "n.added"}); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("a row that is no shard: %v", err)
+		}
+	})
+}
+
+// The shards and the sum of a counter would expire at different times, so none of them may.
+func TestCounterHasToLast(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		c := notify.Counter{Table: "docs", Family: "d", Qualifier: "n"}
+		add := func() error {
+			_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error { return c.Add(ctx, tx, "page", 1) })
+			return err
+		}
+		if err := add(); err != nil {
+			t.Fatal(err)
+		}
+		if err := admin.SetExpiry(t.Context(), env.Client, c.Table, c.Family, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := add(); !errors.Is(err, txn.ErrSchema) {
+			t.Errorf("an increment of a counter that expires: %v", err)
+		}
+		_, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+			return c.Observe(ctx, tx, txn.Cell{Table: c.Table, Row: "page#shard-0000", Family: c.Family, Qualifier: c.Column().Qualifier})
+		})
+		if !errors.Is(err, txn.ErrSchema) {
+			t.Errorf("a fold of a counter that expires: %v", err)
 		}
 	})
 }

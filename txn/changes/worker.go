@@ -2,9 +2,11 @@ package changes
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
@@ -34,6 +36,19 @@ func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool) {
 func Announce(ctx context.Context, client *txn.Client, observers []string) error {
 	c := access.ResolverOf(client)
 	return c.Token.Announce(ctx, observers)
+}
+
+// CheckLasting fails with txn.ErrSchema if the values of a family expire. It is for records that
+// are wrong without each other, or without what they say of the past.
+func CheckLasting(ctx context.Context, client *txn.Client, table, family string) error {
+	t, err := access.ResolverOf(client).Table(ctx, table)
+	if err != nil {
+		return err
+	}
+	if x := t.Schema.Expiries()[family]; x.After > 0 {
+		return fmt.Errorf("changes: table %q: %w: the values of family %q expire after %v, and these have to last; remove the expiry (admin.SetExpiry, percctl table expire), or use another family", table, txn.ErrSchema, family, format.Micros(int64(x.After)))
+	}
+	return nil
 }
 
 // SampleRowKeys returns row keys that divide a table into parts of about equal

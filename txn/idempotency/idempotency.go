@@ -15,7 +15,8 @@
 // finds it out: either the record is there, or the first transaction can never commit and the
 // function runs.
 //
-// A record stays until [Keys.Sweep] removes it. Sweep decides for how long a key counts.
+// A record stays until [Keys.Sweep] removes it, or until it expires, if its family has an expiry
+// (admin.SetExpiry). This decides for how long a key counts.
 //
 // A call costs what its transaction costs, and one read and one row more. A repeated call
 // costs a timestamp and a read.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -313,4 +314,69 @@ func TestBadArguments(t *testing.T) {
 	if _, ok, err := keys.Lookup(t.Context(), "a"); ok || err != nil {
 		t.Errorf("a refused call left a record (%v)", err)
 	}
+}
+
+// An expiry of the records decides for how long a key counts: afterwards the function runs again,
+// also with another request.
+func TestRecordsExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newEnv(t)
+		keys := newKeys(t, env.Client)
+		if err := admin.SetExpiry(t.Context(), env.Client, "requests", "key", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		update := func(request string) (idempotency.Outcome, error) {
+			return keys.Update(t.Context(), idempotency.Key{ID: "k", Request: []byte(request)}, increment)
+		}
+		first, err := update("one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(59 * time.Minute)
+		if o, err := update("one"); err != nil || !o.Repeated || o.CommitTS != first.CommitTS {
+			t.Errorf("before the expiry: %+v, %v", o, err)
+		}
+		if _, err := update("two"); !errors.Is(err, idempotency.ErrMismatch) {
+			t.Errorf("another request before the expiry: %v", err)
+		}
+		<-time.After(2 * time.Minute)
+		if o, err := update("two"); err != nil || o.Repeated || string(o.Result) != "2" {
+			t.Errorf("after the expiry: %+v, %v", o, err)
+		}
+		wantCounter(t, env.Client, "2")
+	})
+}
+
+// Sweep looks at the age of a record again in the transaction that removes it: the key may have
+// been used anew since Sweep found the old record.
+func TestSweepBesideANewRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newEnv(t)
+		keys := newKeys(t, env.Client)
+		use := func() {
+			t.Helper()
+			if _, err := keys.Update(t.Context(), idempotency.Key{ID: "k"}, increment); err != nil {
+				t.Fatal(err)
+			}
+		}
+		use()
+		<-time.After(time.Hour)
+		renewed := false
+		sweeper := env.NewClient(txn.Config{}, txntest.Intercept(func(c txntest.Call) error {
+			if c.Table == "requests" && c.Row == "k" && c.Step == txntest.StepRead && !renewed { // after the scan, before the removal
+				renewed = true
+				if n, err := keys.Sweep(t.Context(), 30*time.Minute); n != 1 || err != nil {
+					t.Errorf("another Sweep removed %d records, %v", n, err)
+				}
+				use()
+			}
+			return nil
+		})...)
+		if n, err := newKeys(t, sweeper).Sweep(t.Context(), 30*time.Minute); err != nil || n != 0 || !renewed {
+			t.Errorf("Sweep removed %d records, %v; the key was used anew: %v", n, err, renewed)
+		}
+		if _, ok, err := keys.Lookup(t.Context(), "k"); err != nil || !ok {
+			t.Errorf("the new record: %v, %v", ok, err)
+		}
+	})
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
@@ -28,7 +29,7 @@ type Job struct {
 	Range Range
 	// Progress is a transactional table, and Family one of its families, where the job keeps
 	// how far it has come, in the row with the job's name and those with keys NAME/0000 and
-	// so on.
+	// so on. Values of the family must not expire (admin.SetExpiry).
 	Progress, Family string
 	// Options say which cells of the rows are read, with txn.Columns and txn.Families and
 	// nothing else. A row without such a cell is left out.
@@ -167,6 +168,9 @@ func (j *Job) Status(ctx context.Context, client *txn.Client) (Status, error) {
 	var s Status
 	cells := snapshot.Table(job.Progress)
 	stored, ok, err := cells.Get(ctx, job.planKey(), job.Family, "plan")
+	if err == nil {
+		err = job.checkLasting(ctx, client)
+	}
 	if err != nil || !ok {
 		return s, err
 	}
@@ -234,6 +238,10 @@ func (j *Job) begin(ctx context.Context, client *txn.Client) ([]Range, error) {
 	_, err = client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
 		cells := tx.Table(j.Progress)
 		stored, ok, err := cells.Get(ctx, j.planKey(), j.Family, "plan")
+		if err == nil {
+			// After the read: it has used the expiries that the client knows now.
+			err = j.checkLasting(ctx, client)
+		}
 		if err != nil {
 			return err
 		}
@@ -248,6 +256,14 @@ func (j *Job) begin(ctx context.Context, client *txn.Client) ([]Range, error) {
 		return err
 	})
 	return parts, err
+}
+
+// checkLasting fails if the progress expires: without it, a job would begin again.
+func (j *Job) checkLasting(ctx context.Context, client *txn.Client) error {
+	if err := changes.CheckLasting(ctx, client, j.Progress, j.Family); err != nil {
+		return fmt.Errorf("jobs: job %q: its progress: %w", j.Name, err)
+	}
+	return nil
 }
 
 // readPlan returns the parts of a stored plan, unless it is of another job.
@@ -346,7 +362,7 @@ func (r *run) batch(ctx context.Context, part int, rows Range) (before, after po
 		stored, ok, err := cells.Get(ctx, key, family, "position")
 		reading.Wait()
 		if err == nil && !ok {
-			err = errors.New("its progress was removed")
+			err = cmp.Or(r.job.checkLasting(ctx, r.client), errors.New("its progress was removed"))
 		}
 		if err != nil {
 			return err
