@@ -351,7 +351,9 @@ func (ck *checker) acks(h *history) {
 	}
 	var last format.WriteRecord
 	for _, r := range h.records { // in order of commit_ts: records sorts them
-		if r.Kind != format.KindPut {
+		// A collection may keep a record without its value. If the value may not be missing, data
+		// reports that.
+		if _, ok := at[r.StartTS]; !ok || r.Kind != format.KindPut {
 			continue
 		}
 		if last.CommitTS > 0 && at[r.StartTS] <= at[last.StartTS] {
