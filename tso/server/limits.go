@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,15 +62,16 @@ const (
 // How far clients may move oracle time ahead of the clock, in microseconds, which
 // is also a number of timestamps.
 const (
-	// clientAhead is for one client. It is less than the 7.5 seconds for which the
-	// lock of a live client is valid at least (three quarters of LockTTL). So one
-	// client that asks without end does not make locks of other clients look dead.
+	// clientAhead is for one party: all connections with the same certificate's
+	// name, or else from the same address. It is less than the 7.5 seconds for which
+	// the lock of a live client is valid at least (three quarters of LockTTL). So one
+	// party that asks without end does not make locks of other clients look dead.
 	clientAhead = 5e6
 
 	// allAhead is for all clients together, the same as MaxStep's default.
 	allAhead = 60e6
 
-	// leastShare is the part of what the clock makes that one client may take, at
+	// leastShare is the part of what the clock makes that one party may take, at
 	// least.
 	leastShare = 1.0 / 8
 
@@ -84,10 +87,12 @@ type limits struct {
 	all      counts   // the bounds of all connections; one host has half of them
 	refusals func(reason string)
 
-	mu     sync.Mutex
-	used   counts
-	hosts  map[string]*counts // by IP address, without long; no empty ones
-	common credit             // of all clients, while oracle time is far ahead
+	mu      sync.Mutex
+	used    counts
+	hosts   map[string]*counts // by IP address, without long; no empty ones
+	parties map[string]*party  // those that asked for timestamps within partyKept
+	swept   time.Time          // parties
+	common  fair               // of all parties, while oracle time is far ahead
 }
 
 // counts are numbers of what is open.
@@ -95,7 +100,7 @@ type counts struct{ connections, requests, long int }
 
 func newLimits(names []string, refusals func(reason string)) *limits {
 	return &limits{
-		names: names, refusals: refusals, hosts: map[string]*counts{},
+		names: names, refusals: refusals, hosts: map[string]*counts{}, parties: map[string]*party{},
 		each: counts{requests: maxStreams, long: maxLong},
 		all:  counts{connections: maxConnections, requests: maxRequests},
 	}
@@ -107,8 +112,20 @@ type client struct {
 	host   string // empty: unknown, so that only the bounds of all apply
 	used   counts
 
-	own credit
+	party *party // nil until the first request for timestamps
 }
+
+// A party is who runs clients: it has one certificate, or else one address. However many
+// connections it opens, it takes as many timestamps as one, and its connections share them.
+type party struct {
+	name  string
+	at    time.Time // its last request
+	conns fair
+}
+
+// partyKept is longer than it takes until a party may take clientAhead at once again, so that it
+// gains nothing by leaving.
+const partyKept = time.Minute
 
 type clientKey struct{}
 
@@ -241,20 +258,29 @@ func (l *limits) present() counts {
 	return l.used
 }
 
-// permit refuses a client whose certificate has none of the names.
-func (l *limits) permit(ctx context.Context) error {
-	if len(l.names) == 0 {
-		return nil
-	}
+// verifiedNames returns whom the certificate of a request's connection is for; none if it has no
+// certificate, or the server verifies none.
+func verifiedNames(ctx context.Context) []string {
 	var state tls.ConnectionState
 	if p, ok := peer.FromContext(ctx); ok {
 		info, _ := p.AuthInfo.(credentials.TLSInfo)
 		state = info.State
 	}
 	if len(state.VerifiedChains) == 0 {
+		return nil
+	}
+	return certificateNames(state.VerifiedChains[0][0])
+}
+
+// permit refuses a client whose certificate has none of the names.
+func (l *limits) permit(ctx context.Context) error {
+	if len(l.names) == 0 {
+		return nil
+	}
+	names := verifiedNames(ctx)
+	if names == nil {
 		return status.Error(codes.Unauthenticated, "tso: this server serves only clients with a certificate")
 	}
-	names := certificateNames(state.VerifiedChains[0][0])
 	for _, name := range names {
 		if slices.Contains(l.names, name) {
 			return nil
@@ -276,38 +302,123 @@ func certificateNames(c *x509.Certificate) []string {
 	return names
 }
 
+// partyOf returns the party of a client. names are those of its certificate. l.mu is held.
+func (l *limits) partyOf(c *client, names []string, now time.Time) *party {
+	if now.Sub(l.swept) >= partyKept {
+		l.swept = now
+		maps.DeleteFunc(l.parties, func(_ string, p *party) bool { return now.Sub(p.at) > partyKept })
+	}
+	if c.party == nil {
+		c.party = &party{name: c.host}
+		if len(names) > 0 {
+			c.party.name = "certificate " + strings.Join(names, " ")
+		}
+	}
+	if name := c.party.name; name != "" { // otherwise nothing is known of it, so each connection is a party
+		if known := l.parties[name]; known != nil {
+			c.party = known
+		}
+		l.parties[name] = c.party
+	}
+	c.party.at = now
+	return c.party
+}
+
 // pace returns how long the answer to a request for count timestamps has to wait,
-// with oracle time this far ahead of the clock. It fails if that is too long.
+// with oracle time this far ahead of the clock. It fails if that is too long. names
+// are those of the client's certificate.
 //
-// A client may take timestamps as fast as the clock makes them, 1 per microsecond,
+// A party may take timestamps as fast as the clock makes them, 1 per microsecond,
 // and clientAhead more at once. Both become less while oracle time is ahead, down
-// to leastShare. From there on, all clients together may take half of what the
+// to leastShare. From there on, all parties together may take half of what the
 // clock makes, whether few or many, new or old, so the clock catches up. Without
 // clients that ask without end, only a clock that was set back or an operator who
 // advanced the oracle leads there.
-func (l *limits) pace(c *client, count, ahead tso.Timestamp) (time.Duration, error) {
+func (l *limits) pace(c *client, names []string, count, ahead tso.Timestamp) (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
 	free := min(max(1-float64(ahead)/allAhead, 0), 1)
 	share := max(free, leastShare)
-	if c.own.at.IsZero() {
-		c.own = credit{clientAhead * free, now}
+	p := l.partyOf(c, names, now)
+	if p.conns.pool.at.IsZero() {
+		p.conns.pool = credit{clientAhead * free, now}
 	}
-	c.own.refill(now, share, max(clientAhead*free, leastShare*1e6))
-	wait := c.own.wait(count, share)
+	grants := [2]grant{p.conns.ask(c, count, now, share, max(clientAhead*free, leastShare*1e6))}
 	if free < leastShare {
-		l.common.refill(now, 0.5, float64(tso.MaxCount))
-		wait = max(wait, l.common.wait(count, 0.5))
+		grants[1] = l.common.ask(p, count, now, 0.5, tso.MaxCount)
 	}
+	wait := max(grants[0].wait, grants[1].wait)
 	if wait > maxPause {
 		return 0, status.Errorf(codes.ResourceExhausted, "tso: timestamps are taken faster than the clock makes them, and oracle time is %s ahead: wait %s before asking for %d", (time.Duration(ahead) * time.Microsecond).Round(time.Millisecond), wait.Round(time.Millisecond), count)
 	}
-	c.own.left -= float64(count)
-	if free < leastShare {
-		l.common.left -= float64(count)
+	for _, g := range grants {
+		g.take()
 	}
 	return wait, nil
+}
+
+// fair divides a rate among those who ask, connections or parties. One alone has all of it. Of
+// several, each has an equal part of a half, and the other half goes to the first who ask. So
+// those who ask without end wait for each other, and those who take little do not wait.
+type fair struct {
+	pool  credit
+	each  map[any]*credit // those who asked within askedLately
+	swept time.Time
+}
+
+// askedLately is for how long one who asked counts.
+const askedLately = time.Second
+
+// A grant is what one who asked would get after a wait, from what only it has and from the pool.
+type grant struct {
+	wait        time.Duration
+	mine, pool  *credit
+	own, shared float64
+}
+
+func (g grant) take() {
+	if g.mine != nil {
+		g.mine.left -= g.own
+		g.pool.left -= g.shared
+	}
+}
+
+// ask returns how long key has to wait for count. most is how much all together may take at once.
+func (f *fair) ask(key any, count tso.Timestamp, now time.Time, perMicrosecond, most float64) grant {
+	if now.Sub(f.swept) >= askedLately {
+		f.swept = now
+		maps.DeleteFunc(f.each, func(_ any, c *credit) bool { return now.Sub(c.at) >= askedLately })
+	}
+	if f.each == nil {
+		f.each = map[any]*credit{}
+	}
+	mine := f.each[key]
+	isNew := mine == nil
+	if isNew {
+		mine = &credit{at: now}
+		f.each[key] = mine
+	}
+	n := float64(len(f.each))
+	if n == 1 {
+		mine.at = now
+		f.pool.refill(now, perMicrosecond, most)
+		return grant{f.pool.wait(count, perMicrosecond), mine, &f.pool, 0, float64(count)}
+	}
+	half := perMicrosecond / 2
+	// Each may save what it gets in a quarter of a second: less than others that ask now have to wait.
+	save := max(half/n*float64(maxPause.Microseconds()), 1)
+	if isNew {
+		mine.left = save
+	}
+	f.pool.refill(now, half, most/2)
+	mine.refill(now, half/n, save)
+	alone := mine.wait(count, half/n)
+	own := min(max(mine.left, 0), float64(count))
+	if both := f.pool.wait(count-tso.Timestamp(own), half); both < alone {
+		return grant{both, mine, &f.pool, own, float64(count) - own}
+	}
+	return grant{alone, mine, &f.pool, float64(count), 0}
 }
 
 // credit is how many timestamps may be taken at once.

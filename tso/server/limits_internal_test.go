@@ -5,9 +5,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"fmt"
 	"net"
 	"net/url"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -175,7 +178,7 @@ func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pace := func(l *limits, c *client, count, ahead tso.Timestamp, want time.Duration) {
 			t.Helper()
-			wait, err := l.pace(c, count, ahead)
+			wait, err := l.pace(c, nil, count, ahead)
 			if want < 0 && status.Code(err) != codes.ResourceExhausted || want >= 0 && (err != nil || wait != want) {
 				t.Errorf("%d at %d ahead: %v, %v; want %v", count, ahead, wait, err, want)
 			}
@@ -189,7 +192,7 @@ func TestPace(t *testing.T) {
 		<-time.After(time.Hour)
 		pace(l, c, clientAhead, 0, 0) // and not more than that
 		pace(l, c, 1000, 0, time.Millisecond)
-		if l.common != (credit{}) {
+		if l.common.each != nil {
 			t.Errorf("at the clock, all clients together have used %+v", l.common)
 		}
 
@@ -203,14 +206,113 @@ func TestPace(t *testing.T) {
 		pace(l, c, tso.MaxCount, allAhead, 0)
 		pace(l, c, 1000, 2*allAhead, 2*time.Millisecond) // of all clients
 
-		// Beyond, all clients together may take half of what the clock makes.
+		// Beyond, all parties together may take half of what the clock makes, of which a half is for
+		// those who take little.
 		l = newLimits(nil, nil)
+		rich := func(left float64) *client {
+			return &client{party: &party{conns: fair{pool: credit{left, time.Now()}}}}
+		}
 		for range 2 {
 			<-time.After(time.Hour)
-			pace(l, &client{own: credit{tso.MaxCount, time.Now()}}, tso.MaxCount, allAhead, 0)
-			pace(l, &client{own: credit{1e6, time.Now()}}, 1000, allAhead, 2*time.Millisecond)
+			greedy := rich(2 * tso.MaxCount)
+			pace(l, greedy, tso.MaxCount, allAhead, 0)
+			pace(l, greedy, 1000, allAhead, 2*time.Millisecond)
+			pace(l, rich(1e6), tso.MaxCount/4, allAhead, 0)
+			pace(l, greedy, 1000, allAhead, 8*time.Millisecond) // the pool owes 1,000, and is half as fast
 		}
 	})
+}
+
+// TestPaceIsFair: a party that asks without end on 1,000 connections takes as much as one client, and
+// others that take little do not wait, whether it has one certificate or one address, and however far
+// oracle time is ahead. Neither do modest connections of the same party.
+func TestPaceIsFair(t *testing.T) {
+	const greedy, modest, each = 1000, 10, 20 // timestamps of a modest client in 100 ms
+	for _, tt := range []struct {
+		name    string
+		parties int // that ask without end
+		before  time.Duration
+		most    time.Duration // ahead
+		inside  bool          // the modest clients belong to the first of them
+	}{
+		{"one party", 1, 0, 6 * time.Second, false},
+		{"one party, far ahead", 1, 70 * time.Second, 71 * time.Second, false},
+		{"twenty parties", 20, 0, 60 * time.Second, false},
+		{"twenty parties, far ahead", 20, 70 * time.Second, 71 * time.Second, false},
+		{"inside the party", 1, 0, 6 * time.Second, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLimits(nil, nil)
+				names := func(i int) []string { // certificates of odd parties, addresses of even ones
+					if i%2 == 1 {
+						return []string{fmt.Sprint("party", i)}
+					}
+					return nil
+				}
+				host := func(i int) string { return fmt.Sprint("10.0.0.", i) }
+				var taken atomic.Int64
+				begun := time.Now()
+				ahead := func() time.Duration {
+					return max(tt.before+time.Duration(taken.Load())*time.Microsecond-time.Since(begun), 0)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+				defer cancel()
+				var all sync.WaitGroup
+				ask := func(c *client, names []string, count tso.Timestamp) (time.Duration, error) {
+					wait, err := l.pace(c, names, count, tso.Timestamp(ahead().Microseconds()))
+					if err == nil {
+						taken.Add(int64(count))
+						<-time.After(wait)
+					}
+					return wait, err
+				}
+				for i := range greedy {
+					all.Go(func() {
+						for c := (&client{host: host(i % tt.parties)}); ctx.Err() == nil; {
+							if _, err := ask(c, names(i%tt.parties), 10_000); err != nil {
+								<-time.After(50 * time.Millisecond)
+							}
+						}
+					})
+				}
+				var longest atomic.Int64
+				var refused, served atomic.Int64
+				for i := range modest {
+					all.Go(func() {
+						of := tt.parties + i
+						if tt.inside {
+							of = 0
+						}
+						for c := (&client{host: host(of)}); ctx.Err() == nil; <-time.After(100 * time.Millisecond) {
+							wait, err := ask(c, names(of), each)
+							if served.Add(1); err != nil {
+								refused.Add(1)
+							}
+							for old := longest.Load(); int64(wait) > old && !longest.CompareAndSwap(old, int64(wait)); old = longest.Load() {
+							}
+						}
+					})
+				}
+				most := ahead()
+				for ctx.Err() == nil {
+					most = max(most, ahead())
+					<-time.After(10 * time.Millisecond)
+				}
+				all.Wait()
+				t.Logf("%s ahead; of %d modest requests %d were refused, the others waited %s at most; %d timestamps taken", most, served.Load(), refused.Load(), time.Duration(longest.Load()), taken.Load())
+				if refused.Load() > 0 || time.Duration(longest.Load()) > 5*time.Millisecond || served.Load() < 300 {
+					t.Errorf("%d of %d modest requests were refused, the others waited %s at most", refused.Load(), served.Load(), time.Duration(longest.Load()))
+				}
+				if most > tt.most {
+					t.Errorf("oracle time was %s ahead, want %s at most", most, tt.most)
+				}
+				if taken.Load() < 300_000 {
+					t.Errorf("only %d timestamps in 6 s", taken.Load())
+				}
+			})
+		})
+	}
 }
 
 // TestLongRequests: streams count as long, and requests that end by themselves do not.

@@ -49,7 +49,7 @@ func TestPaceOfRequests(t *testing.T) {
 		timed := func(ctx context.Context, count tso.Timestamp, want time.Duration, code codes.Code) {
 			t.Helper()
 			began := time.Now()
-			if err := s.pace(ctx, count); status.Code(err) != code || time.Since(began) != want {
+			if err := s.pace(ctx, nil, count); status.Code(err) != code || time.Since(began) != want {
 				t.Errorf("%d: %v after %v; want %v after %v", count, err, time.Since(began), code, want)
 			}
 		}
