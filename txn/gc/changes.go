@@ -171,9 +171,9 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string) err
 		return err
 	}
 	type part struct {
-		table  *store.Table
-		rows   store.RowSet
-		filter bigtable.Filter
+		table    *store.Table
+		rows     store.RowSet
+		families []string
 	}
 	var parts []part // all of them before the first begins, because each may fail here
 	for _, name := range names {
@@ -191,14 +191,14 @@ func (r changes) collectNoted(ctx context.Context, page map[string][]string) err
 		}
 		slices.Sort(rows)
 		for chunk := range slices.Chunk(slices.Compact(rows), r.page) {
-			parts = append(parts, part{t, store.RowSet{Keys: chunk}, r.rules.filter(s.Families)})
+			parts = append(parts, part{t, store.RowSet{Keys: chunk}, s.Families})
 		}
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.streams)
 	for _, p := range parts {
 		g.Go(func() error {
-			return r.pages(gctx, p.table, p.rows, p.filter, func(page []bigtable.Row, _ store.RowSet) error {
+			return r.pages(gctx, p.table, p.rows, p.families, func(page []bigtable.Row, _ store.RowSet) error {
 				done := Counts{Rows: int64(len(page))}
 				if len(page) == 0 {
 					return nil

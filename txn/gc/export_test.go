@@ -34,7 +34,7 @@ func CollectRow(ctx context.Context, c *recovery.Resolver, safePoint, drained ts
 	if err != nil {
 		return Counts{}, LockCounts{}, err
 	}
-	raw, err := t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families))
+	raw, err := t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families, nil))
 	if err != nil {
 		return Counts{}, LockCounts{}, err
 	}

@@ -55,9 +55,12 @@ func (r leader) lead(ctx context.Context) error {
 	r.setSafePoint(p, r.cfg.Plain)
 	r.startedTS = int64(r.report.Now)
 	err = r.update(ctx, func(g *recordpb.GarbageRun) error {
-		full := g.FullTs
+		full, skipped := g.FullTs, g.Skipped
 		proto.Reset(g)
 		g.SafePoint, g.StartedTs, g.UpdatedTs, g.RetentionMicros, g.Plain, g.Changes, g.FullTs = int64(p), r.startedTS, r.startedTS, r.cfg.Retention.Microseconds(), r.cfg.Plain, changed, full
+		if changed {
+			g.Skipped = skipped
+		}
 		g.Phase, g.Owner, g.Rate = recordpb.GarbageRun_PHASE_FENCE, r.owner, r.cfg.Rate
 		return nil
 	})

@@ -36,6 +36,8 @@ type Report struct {
 	Locks LockCounts `json:"locks"`
 	// Tables are the tables that were collected, in order of their names.
 	Tables []Counts `json:"tables"`
+	// Skipped are the first 100 rows that were not collected.
+	Skipped []SkippedRow `json:"skipped,omitempty"`
 	// Missing are tables that have a schema record and do not exist. A plan leaves
 	// them out; a run refuses.
 	Missing []string `json:"missing_tables,omitempty"`
@@ -64,8 +66,7 @@ type Counts struct {
 	Rows int64 `json:"rows"`
 	// RowsChanged are the rows that had something to remove.
 	RowsChanged int64 `json:"rows_changed"`
-	// RowsSkipped are the rows that could not be collected, because of a live lock
-	// or damaged records. `percctl check` names the damaged ones.
+	// RowsSkipped are the rows that were not collected. Report.Skipped names them.
 	RowsSkipped int64 `json:"rows_skipped"`
 	// Versions are committed values and deletes, counted by their write records.
 	Versions int64 `json:"versions"`

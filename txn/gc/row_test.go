@@ -276,7 +276,7 @@ func TestFilterOfRules(t *testing.T) {
 		store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.StripValueFilter()),
 		store.Chain(store.WholeFamily("f"), bigtable.TimestampRangeFilterMicros(0, (first+101).Cell())),
 		store.Chain(store.WholeFamily("g"), bigtable.TimestampRangeFilterMicros(0, (first+101).Cell())))
-	if got := (rules{safePoint: first + 100}).filter([]string{"f", "g"}); got.String() != want.String() {
+	if got := (rules{safePoint: first + 100}).filter([]string{"f", "g"}, nil); got.String() != want.String() {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -29,8 +29,9 @@ type rules struct {
 }
 
 // filter reads what the rules need to know about a row: all locks and write
-// records, because they name data, but marks and data only up to the safe point.
-func (r rules) filter(families []string) bigtable.Filter {
+// records, because they name data, but marks and data only up to the safe point. Of
+// data, it reads only what that filter returns; nil: all.
+func (r rules) filter(families []string, only bigtable.Filter) bigtable.Filter {
 	filters := []bigtable.Filter{
 		store.WholeFamily(format.LockFamily),
 		store.WholeFamily(format.WriteFamily),
@@ -38,7 +39,11 @@ func (r rules) filter(families []string) bigtable.Filter {
 		store.Chain(store.WholeFamily(format.NotifyFamily), bigtable.StripValueFilter()),
 	}
 	for _, f := range families {
-		filters = append(filters, store.Chain(store.WholeFamily(f), store.DataUpTo(r.safePoint)))
+		data := []bigtable.Filter{store.WholeFamily(f), store.DataUpTo(r.safePoint)}
+		if only != nil {
+			data = append(data, only)
+		}
+		filters = append(filters, store.Chain(data...))
 	}
 	return store.Interleave(filters...)
 }

@@ -235,7 +235,7 @@ func (r *run) part(ctx context.Context, tables []*store.Table, w *work, do func(
 		if err != nil {
 			return err
 		}
-		err = r.pages(ctx, t, rows, r.rules.filter(s.Families), func(page []bigtable.Row, left store.RowSet) error {
+		err = r.pages(ctx, t, rows, s.Families, func(page []bigtable.Row, left store.RowSet) error {
 			done := Counts{Rows: int64(len(page))}
 			if err := do(ctx, t, page, &done); err != nil {
 				return err
@@ -290,8 +290,9 @@ func (r *run) add(ctx context.Context, table string, done Counts) {
 
 // pages reads rows page by page, as fast as Config.Rate allows, and calls do with each page, which
 // may be empty, and with what is left after it.
-func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, filter bigtable.Filter, do func([]bigtable.Row, store.RowSet) error) error {
+func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, families []string, do func([]bigtable.Row, store.RowSet) error) error {
 	var pieces store.Pieces
+	filter := r.rules.filter(families, nil)
 	for !rest.Empty() {
 		var page []bigtable.Row
 		var left store.RowSet
@@ -305,6 +306,13 @@ func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, filt
 			})
 			return err
 		})
+		switch {
+		case !store.RowTooLarge(err):
+		case len(page) > 0:
+			left, err = rest.AfterKey(page[len(page)-1].Key(), false), nil
+		default:
+			page, left, err = r.largeRow(ctx, t, rest, families)
+		}
 		if err != nil {
 			return err
 		}
@@ -323,13 +331,14 @@ func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, filt
 }
 
 // count adds up the garbage of a page and removes nothing.
-func (r *run) count(_ context.Context, t *store.Table, page []bigtable.Row, done *Counts) error {
+func (r *run) count(ctx context.Context, t *store.Table, page []bigtable.Row, done *Counts) error {
 	for _, raw := range page {
 		g := r.rules.row(t, raw)
 		r.locks.mu.Lock()
 		r.report.Locks.Found += int64(len(g.locks))
 		r.locks.mu.Unlock()
 		if g.err != nil {
+			r.skip(ctx, t, raw.Key(), SkippedDamaged, g.err)
 			done.RowsSkipped++
 		}
 		done.add(g.counts)
@@ -380,7 +389,7 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 		g := r.rules.row(t, raw)
 		switch {
 		case g.err != nil:
-			r.client.Log.WarnContext(ctx, "garbage of a row is not collected, its records are damaged", "table", t.Name, "error", g.err)
+			r.skip(ctx, t, key, SkippedDamaged, g.err)
 			return Counts{RowsSkipped: 1}, nil
 		case len(g.locks) > 0:
 			now, err := r.locks.now(ctx, len(g.locks))
@@ -417,13 +426,14 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 		}
 		// The row has changed.
 		err := r.retry(ctx, func() (err error) {
-			raw, err = t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families))
+			raw, err = t.ReadRow(ctx, key, r.rules.filter(t.Schema.Current().Families, bigtable.StripValueFilter()))
 			return err
 		})
 		if err != nil {
 			return Counts{}, err
 		}
 	}
+	r.skip(ctx, t, key, SkippedBusy, nil)
 	return Counts{RowsSkipped: 1}, nil
 }
 
@@ -504,7 +514,7 @@ func (r *run) update(ctx context.Context, change func(*recordpb.GarbageRun) erro
 	for pause := r.client.Store.Config.Backoff.Start(); ; {
 		version := []byte(rand.Text()) // of each attempt, to recognize one with an unknown outcome
 		r.mu.Lock()
-		total := r.report.Total
+		total, skipped := r.report.Total, r.report.Skipped
 		r.mu.Unlock()
 		next := proto.CloneOf(r.state)
 		if err := change(next); err != nil {
@@ -515,6 +525,7 @@ func (r *run) update(ctx context.Context, change func(*recordpb.GarbageRun) erro
 		next.Versions += total.Versions - r.stored.Versions
 		next.Cells += total.Cells - r.stored.Cells
 		next.Bytes += total.Bytes - r.stored.Bytes
+		noteSkipped(next, skipped)
 		m := bigtable.NewMutation()
 		m.Set(store.DeployFamily, runQualifier, 0, format.Marshal(next))
 		m.Set(store.DeployFamily, versionQualifier, 0, version)

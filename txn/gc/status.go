@@ -55,6 +55,9 @@ type RunStatus struct {
 	Collectors     []Collector
 	Rows, Versions int64
 	Cells, Bytes   int64
+	// Skipped are the first 100 rows that were not collected since the last run began that read
+	// every row.
+	Skipped []SkippedRow
 }
 
 // A Collector shares a run.
@@ -96,6 +99,9 @@ func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
 		return nil, err
 	}
 	s.Run.Parts = len(run.Parts)
+	for _, k := range run.Skipped {
+		s.Run.Skipped = append(s.Run.Skipped, SkippedRow{k.Table, string(k.Row), SkipReason(k.Reason)})
+	}
 	for _, c := range run.Collectors {
 		if tso.Timestamp(c.ExpiresTs) <= s.Now {
 			continue

@@ -32,6 +32,7 @@ type metrics struct {
 	cells    metric.Int64Counter
 	bytes    metric.Int64Counter
 	locks    metric.Int64Counter
+	skipped  metric.Int64Counter
 }
 
 func newMetrics(provider metric.MeterProvider) (metrics, error) {
@@ -41,6 +42,7 @@ func newMetrics(provider metric.MeterProvider) (metrics, error) {
 		cells:    in.Counter("percolator.gc.reclaimed.cells", "{cell}", "Bigtable cells that garbage collection removed: write records, data, marks."),
 		bytes:    in.Counter("percolator.gc.reclaimed.bytes", "By", "Lengths of the values and qualifiers of these cells, before compression."),
 		locks:    in.Counter("percolator.gc.locks", "{lock}", "Locks at or below the safe point that garbage collection found, by what it did with them."),
+		skipped:  in.Counter("percolator.gc.rows.skipped", "{row}", "Rows that garbage collection could not collect. percctl gc status names them and says why."),
 		// From a run with nothing to do, over the fence of two minutes, to large tables.
 		duration: in.Seconds("percolator.gc.run.duration", "Duration of runs of garbage collection.", 1, 10, 60, 150, 300, 600, 1800, 3600, 3*3600, 6*3600, 12*3600, 24*3600),
 	}
@@ -54,7 +56,7 @@ func (m *metrics) page(ctx context.Context, table string, done Counts) {
 	for _, c := range []struct {
 		counter metric.Int64Counter
 		n       int64
-	}{{m.versions, done.Versions}, {m.cells, done.Cells}, {m.bytes, done.Bytes}} {
+	}{{m.versions, done.Versions}, {m.cells, done.Cells}, {m.bytes, done.Bytes}, {m.skipped, done.RowsSkipped}} {
 		if c.counter.Enabled(ctx) {
 			c.counter.Add(ctx, c.n, metric.WithAttributes(semconv.DBCollectionName(table)))
 		}

@@ -47,10 +47,25 @@ func judgeGC(r *Result, s *gc.Status) {
 		r.find(Warning, "last run", fmt.Sprintf("it was interrupted, and last seen %s ago, by %s", since(s.Run.UpdatedTS), s.Run.Owner),
 			"old versions in the tables that it did not reach stay", "percctl gc run, which continues where it stopped")
 	}
+	for _, k := range s.Run.Skipped {
+		judgeSkipped(r, k)
+	}
 	for _, h := range s.Holds {
 		if h.OldestTS <= retained {
 			r.find(Warning, fmt.Sprintf("pid %d on %s", h.PID, h.Host), fmt.Sprintf("a transaction, or a held snapshot, that began %s ago, at %s", since(h.OldestTS), words.Stamp(h.OldestTS)),
 				"it keeps the safe point below what the retention allows, until it ends or is a day old", "end the transaction, or the process; percctl gc status")
 		}
 	}
+}
+
+// judgeSkipped says what to do about a row that is not collected.
+func judgeSkipped(r *Result, k gc.SkippedRow) {
+	what, fix := "it was "+string(k.Reason)+" for garbage collection", "percctl gc run tries again"
+	switch k.Reason {
+	case gc.SkippedLarge:
+		what, fix = "Bigtable does not return it: its write records have more than 256 MB", "delete the row, or write to it less often; then percctl gc run more often, with a shorter --retention"
+	case gc.SkippedDamaged:
+		what, fix = "it has a record that cannot be read", "percctl check --all, then stop percctl gc run and repair (docs/operations.md, Damaged data)"
+	}
+	r.find(Warning, fmt.Sprintf("table %s, row %q", k.Table, k.Row), what, "its old versions stay, and the row grows", fix)
 }

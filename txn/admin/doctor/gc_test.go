@@ -22,15 +22,18 @@ func TestJudgeGC(t *testing.T) {
 		status gc.Status
 		want   string // the subjects of the findings
 	}{
-		"never":               {gc.Status{}, ""},
-		"never, held":         {gc.Status{Holds: held(25 * time.Hour)}, "pid 7 on h"},
-		"collected":           {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}}, ""},
-		"before the next":     {gc.Status{SafePoint: before(2 * day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}}, ""},
-		"behind":              {gc.Status{SafePoint: before(2*day + time.Second), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}}, "safe point"},
-		"behind, at work":     {gc.Status{SafePoint: before(3 * day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseCollect}, Lease: tso.Holder{Owner: "x"}}, ""},
-		"interrupted":         {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseCollect, UpdatedTS: before(time.Hour)}}, "last run"},
-		"interrupted, fence":  {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseFence, UpdatedTS: before(time.Hour)}}, "last run"},
-		"open, and young":     {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}, Holds: held(23 * time.Hour)}, ""},
+		"never":              {gc.Status{}, ""},
+		"never, held":        {gc.Status{Holds: held(25 * time.Hour)}, "pid 7 on h"},
+		"collected":          {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}}, ""},
+		"before the next":    {gc.Status{SafePoint: before(2 * day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}}, ""},
+		"behind":             {gc.Status{SafePoint: before(2*day + time.Second), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}}, "safe point"},
+		"behind, at work":    {gc.Status{SafePoint: before(3 * day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseCollect}, Lease: tso.Holder{Owner: "x"}}, ""},
+		"interrupted":        {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseCollect, UpdatedTS: before(time.Hour)}}, "last run"},
+		"interrupted, fence": {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseFence, UpdatedTS: before(time.Hour)}}, "last run"},
+		"open, and young":    {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}, Holds: held(23 * time.Hour)}, ""},
+		"skipped": {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone, Skipped: []gc.SkippedRow{
+			{Table: "a", Row: "r", Reason: gc.SkippedLarge}, {Table: "a", Row: "s", Reason: gc.SkippedDamaged}, {Table: "b", Row: "r", Reason: gc.SkippedBusy}}}},
+			`table a, row "r", table a, row "s", table b, row "r"`},
 		"held, own retention": {gc.Status{SafePoint: before(time.Hour), Retention: time.Hour, Run: gc.RunStatus{Phase: gc.PhaseDone}, Holds: held(61 * time.Minute)}, "pid 7 on h"},
 	} {
 		test.status.Now = now

@@ -1887,7 +1887,9 @@ type GarbageRun struct {
 	// The collectors that share the run.
 	Collectors []*GarbageRun_Collector `protobuf:"bytes,19,rep,name=collectors,proto3" json:"collectors,omitempty"`
 	// Rows a second that all collectors together read at most; 0: no limit.
-	Rate          float64 `protobuf:"fixed64,20,opt,name=rate,proto3" json:"rate,omitempty"`
+	Rate float64 `protobuf:"fixed64,20,opt,name=rate,proto3" json:"rate,omitempty"`
+	// The first rows that were not collected since the last run began that read every row.
+	Skipped       []*GarbageRun_Skipped `protobuf:"bytes,21,rep,name=skipped,proto3" json:"skipped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2060,6 +2062,13 @@ func (x *GarbageRun) GetRate() float64 {
 		return x.Rate
 	}
 	return 0
+}
+
+func (x *GarbageRun) GetSkipped() []*GarbageRun_Skipped {
+	if x != nil {
+		return x.Skipped
+	}
+	return nil
 }
 
 type ChangedRows_Table struct {
@@ -2254,6 +2263,66 @@ func (x *GarbageRun_Collector) GetExpiresTs() int64 {
 	return 0
 }
 
+type GarbageRun_Skipped struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Row           []byte                 `protobuf:"bytes,2,opt,name=row,proto3" json:"row,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GarbageRun_Skipped) Reset() {
+	*x = GarbageRun_Skipped{}
+	mi := &file_record_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GarbageRun_Skipped) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GarbageRun_Skipped) ProtoMessage() {}
+
+func (x *GarbageRun_Skipped) ProtoReflect() protoreflect.Message {
+	mi := &file_record_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GarbageRun_Skipped.ProtoReflect.Descriptor instead.
+func (*GarbageRun_Skipped) Descriptor() ([]byte, []int) {
+	return file_record_proto_rawDescGZIP(), []int{20, 2}
+}
+
+func (x *GarbageRun_Skipped) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *GarbageRun_Skipped) GetRow() []byte {
+	if x != nil {
+		return x.Row
+	}
+	return nil
+}
+
+func (x *GarbageRun_Skipped) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_record_proto protoreflect.FileDescriptor
 
 const file_record_proto_rawDesc = "" +
@@ -2405,7 +2474,7 @@ const file_record_proto_rawDesc = "" +
 	"\x06tables\x18\x02 \x03(\v2 .percolator.v1.ChangedRows.TableR\x06tables\x1a/\n" +
 	"\x05Table\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04rows\x18\x02 \x03(\fR\x04rows\"\xc5\a\n" +
+	"\x04rows\x18\x02 \x03(\fR\x04rows\"\xcd\b\n" +
 	"\n" +
 	"GarbageRun\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
@@ -2433,7 +2502,8 @@ const file_record_proto_rawDesc = "" +
 	"\n" +
 	"collectors\x18\x13 \x03(\v2#.percolator.v1.GarbageRun.CollectorR\n" +
 	"collectors\x12\x12\n" +
-	"\x04rate\x18\x14 \x01(\x01R\x04rate\x1a\x8a\x01\n" +
+	"\x04rate\x18\x14 \x01(\x01R\x04rate\x12;\n" +
+	"\askipped\x18\x15 \x03(\v2!.percolator.v1.GarbageRun.SkippedR\askipped\x1a\x8a\x01\n" +
 	"\x04Part\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x14\n" +
 	"\x05table\x18\x02 \x01(\tR\x05table\x12\x10\n" +
@@ -2444,7 +2514,11 @@ const file_record_proto_rawDesc = "" +
 	"\tCollector\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x1d\n" +
 	"\n" +
-	"expires_ts\x18\x02 \x01(\x03R\texpiresTs\"v\n" +
+	"expires_ts\x18\x02 \x01(\x03R\texpiresTs\x1aI\n" +
+	"\aSkipped\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\tR\x05table\x12\x10\n" +
+	"\x03row\x18\x02 \x01(\fR\x03row\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"v\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vPHASE_FENCE\x10\x01\x12\x11\n" +
@@ -2477,7 +2551,7 @@ func file_record_proto_rawDescGZIP() []byte {
 }
 
 var file_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_record_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_record_proto_goTypes = []any{
 	(Kind)(0),                    // 0: percolator.v1.Kind
 	(Journal)(0),                 // 1: percolator.v1.Journal
@@ -2506,6 +2580,7 @@ var file_record_proto_goTypes = []any{
 	(*ChangedRows_Table)(nil),    // 24: percolator.v1.ChangedRows.Table
 	(*GarbageRun_Part)(nil),      // 25: percolator.v1.GarbageRun.Part
 	(*GarbageRun_Collector)(nil), // 26: percolator.v1.GarbageRun.Collector
+	(*GarbageRun_Skipped)(nil),   // 27: percolator.v1.GarbageRun.Skipped
 }
 var file_record_proto_depIdxs = []int32{
 	0,  // 0: percolator.v1.Lock.kind:type_name -> percolator.v1.Kind
@@ -2531,11 +2606,12 @@ var file_record_proto_depIdxs = []int32{
 	2,  // 20: percolator.v1.GarbageRun.phase:type_name -> percolator.v1.GarbageRun.Phase
 	25, // 21: percolator.v1.GarbageRun.parts:type_name -> percolator.v1.GarbageRun.Part
 	26, // 22: percolator.v1.GarbageRun.collectors:type_name -> percolator.v1.GarbageRun.Collector
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	27, // 23: percolator.v1.GarbageRun.skipped:type_name -> percolator.v1.GarbageRun.Skipped
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_record_proto_init() }
@@ -2550,7 +2626,7 @@ func file_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_record_proto_rawDesc), len(file_record_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -52,6 +52,8 @@ func WrapRPC(ctx context.Context, op, table string, err error) error {
 		e.errs = append(e.errs, contextError(ctx))
 	case code == codes.DeadlineExceeded:
 		e.hint = "the request's own deadline, not the caller's"
+	case code == codes.FailedPrecondition && op == readOp:
+		e.hint = "Bigtable returns at most 256 MB of a row: read fewer versions or columns of it; percctl gc status names rows that are too large"
 	case code == codes.FailedPrecondition:
 		e.hint = "transactions need an app profile with single-cluster routing and single-row transactions allowed"
 	case code == codes.NotFound:
@@ -90,6 +92,16 @@ func Permanent(err error) bool {
 		}
 	}
 	return false
+}
+
+// readOp is the operation of WrapRPC for reads of rows.
+const readOp = "read"
+
+// RowTooLarge reports whether a read may have failed because Bigtable does not return that much of a
+// row. The error does not say which row.
+func RowTooLarge(err error) bool {
+	var e *rpcError
+	return errors.As(err, &e) && e.op == readOp && status.Code(e.errs[len(e.errs)-1]) == codes.FailedPrecondition
 }
 
 // Transient reports whether a request failed in a way that another try may help.

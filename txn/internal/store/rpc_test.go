@@ -23,7 +23,7 @@ func TestKindsOfErrors(t *testing.T) {
 		case codes.DeadlineExceeded:
 			says = "the request's own deadline, not the caller's"
 		case codes.FailedPrecondition:
-			says = "single-cluster routing"
+			says = "at most 256 MB of a row"
 		case codes.NotFound:
 			says = "percctl table init"
 		}
@@ -35,6 +35,11 @@ func TestKindsOfErrors(t *testing.T) {
 		switch code {
 		case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.FailedPrecondition, codes.Unimplemented, codes.Unauthenticated:
 			permanent, refused = true, true
+			if code == codes.FailedPrecondition {
+				if other := WrapRPC(t.Context(), "conditional mutation", "a", status.Error(code, "injected")); !strings.Contains(other.Error(), "single-cluster routing") || RowTooLarge(other) {
+					t.Error(other)
+				}
+			}
 		case codes.ResourceExhausted, codes.OutOfRange:
 			refused = true
 		case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.Internal:
@@ -43,6 +48,9 @@ func TestKindsOfErrors(t *testing.T) {
 		for _, err := range []error{err, fmt.Errorf("wrapped: %w", err)} {
 			if Permanent(err) != permanent || Transient(err) == permanent || Refused(err) != refused || CutShort(t.Context(), err) != again {
 				t.Errorf("%v: permanent %t, transient %t, refused %t, cut short %t", code, Permanent(err), Transient(err), Refused(err), CutShort(t.Context(), err))
+			}
+			if RowTooLarge(err) != (code == codes.FailedPrecondition) {
+				t.Errorf("%v: row too large: %t", code, RowTooLarge(err))
 			}
 			if status.Code(err) != code || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 				t.Errorf("%v: it matches another error: %v", code, err)

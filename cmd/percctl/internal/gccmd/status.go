@@ -70,6 +70,8 @@ type runStatus struct {
 	Parts     int           `json:"parts"`      // parts that are left of this phase
 	// Collectors share the run now.
 	Collectors []gc.Collector `json:"collectors"`
+	// Skipped are the first 100 rows that were not collected since the last run began that read every row.
+	Skipped []gc.SkippedRow `json:"skipped,omitempty"`
 }
 
 // Status is what gc status prints.
@@ -84,7 +86,7 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 	st := &status{
 		Project: s.Connect.Project, Instance: s.Connect.Instance,
 		SafePoint: g.SafePoint, SafePointTime: cli.Time(g.SafePoint), PublishedTS: g.PublishedTS, Retention: g.Retention.Seconds(), Now: g.Now,
-		Run:   runStatus{g.Run.Phase, g.Run.SafePoint, g.Run.Table, cli.Text([]byte(g.Run.Row)), g.Run.StartedTS, g.Run.UpdatedTS, g.Run.Owner, g.Run.Rows, g.Run.Versions, g.Run.Cells, g.Run.Bytes, g.Run.Parts, g.Run.Collectors},
+		Run:   runStatus{g.Run.Phase, g.Run.SafePoint, g.Run.Table, cli.Text([]byte(g.Run.Row)), g.Run.StartedTS, g.Run.UpdatedTS, g.Run.Owner, g.Run.Rows, g.Run.Versions, g.Run.Cells, g.Run.Bytes, g.Run.Parts, g.Run.Collectors, g.Run.Skipped},
 		Lease: g.Lease.Owner, LeaseLeft: g.Lease.Left.Seconds(), Holds: g.Holds,
 	}
 	if g.Run.Row == "" {
@@ -157,6 +159,9 @@ func (st *status) Facts() (facts [][2]string) {
 	}
 	for _, c := range st.Run.Collectors {
 		add("collecting", cli.Line(fmt.Sprintf("%s: %s, at table %s, row %s", c.Owner, cli.Count(int64(c.Parts), "part"), c.Table, cli.Text([]byte(c.Row)))))
+	}
+	for _, k := range st.Run.Skipped {
+		add("skipped", skipped(k))
 	}
 	for _, h := range st.Holds {
 		add("held by", fmt.Sprintf("%s, at %s, %s old", holder(h), cli.Stamp(h.OldestTS), cli.Between(h.OldestTS, st.Now)))

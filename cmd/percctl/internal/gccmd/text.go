@@ -79,7 +79,18 @@ func (r *report) text(w io.Writer) error {
 	if len(r.Tables) > 1 {
 		row("total", r.Total)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, k := range r.Skipped {
+		fmt.Fprintln(w, "  skipped:", skipped(k))
+	}
+	return nil
+}
+
+// skipped names a row that was not collected.
+func skipped(k gc.SkippedRow) string {
+	return cli.Line(fmt.Sprintf("table %s, row %s: %s", k.Table, cli.Text([]byte(k.Row)), k.Reason))
 }
 
 // verdict is the error that the exit code comes from.
@@ -92,7 +103,7 @@ func verdict(r *gc.Report, err error) error {
 	case err != nil:
 		return err
 	case r.Total.RowsSkipped > 0:
-		return session.Foundf("%s skipped: percctl check says why", cli.Count(r.Total.RowsSkipped, "row"))
+		return session.Foundf("%s skipped: percctl gc status names them, and percctl check says what is damaged", cli.Count(r.Total.RowsSkipped, "row"))
 	case r.DryRun && len(r.Missing) > 0:
 		return session.NotFoundf("table %s has a schema record but does not exist, so a collection would refuse: run percctl table verify %[1]s", cli.Line(r.Missing[0]))
 	}
