@@ -53,7 +53,7 @@ notifications. --journal reads only the rows that the journal of pending work na
 	f.BoolVar(&o.journal, "journal", false, "only what the journal of pending work names; fast in a large table")
 	observerFlag(cmd, &o.Flags, &o.observer, "only notifications that this observer has not acknowledged, and its dead letters")
 	f.DurationVar(&o.olderThan, "older-than", 0, "only those at least this old, in oracle time (0: all)")
-	f.IntVar(&o.limit, "limit", 0, "maximum number to list (0: all)")
+	f.IntVar(&o.limit, "limit", 0, "maximum number of notifications, and of dead letters, to list (0: all)")
 	cli.AtLeast(&o.Checks, "older-than", &o.olderThan, 0, "positive")
 	cli.AtLeast(&o.Checks, "limit", &o.limit, 0, "positive, or 0 for all")
 	o.Require(o.check)
@@ -69,15 +69,28 @@ func (o *listOptions) check() error {
 	return err
 }
 
-// errLimit ends the walk at --limit.
+// errLimit ends a walk at --limit.
 var errLimit = errors.New("limit")
+
+// A kind counts the notifications or the dead letters of a list.
+type kind struct {
+	n    int
+	more bool // there are more than --limit
+}
+
+func (k kind) text(noun string) string {
+	if k.more {
+		return "at least " + cli.Count(k.n+1, noun)
+	}
+	return cli.Count(k.n, noun)
+}
 
 // lister prints items and counts them.
 type lister struct {
 	*listOptions
 	out                    *cli.List[item]
 	now                    tso.Timestamp
-	notifications, letters int
+	notifications, letters kind
 }
 
 func (o *listOptions) run(ctx context.Context, s *session.Session) error {
@@ -89,22 +102,30 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 		Out: o.Streams.Out, Format: o.Format, Header: csvHeader, Rows: item.csv,
 		Text: func(w io.Writer, it item) error { return it.text(w, cli.StyleFor(o.Streams.Out)) },
 	}}
-	if err = l.list(ctx, s); errors.Is(err, errLimit) {
-		err = nil
-	}
+	err = l.list(ctx, s)
 	s.Progress.End()
 	if eerr := l.out.End(); eerr != nil {
 		return eerr
 	}
 	if err != nil {
-		return fmt.Errorf("stopped after %s and %s: %w", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"), err)
+		return fmt.Errorf("stopped after %s and %s: %w", l.notifications.text("notification"), l.letters.text("dead letter"), err)
 	}
-	if o.observer != "" && l.notifications+l.letters == 0 {
+	if o.observer != "" && l.notifications.n+l.letters.n == 0 {
 		if err := s.CheckObserver(ctx, o.observer); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintf(o.Streams.Err, "%s, %s\n", cli.Count(l.notifications, "notification"), cli.Count(l.letters, "dead letter"))
+	notifications, letters, rest := l.notifications.text("notification")+", ", l.letters.text("dead letter"), ""
+	if o.dead {
+		notifications = "" // not counted
+	}
+	if o.tables.Range.Rows != (session.Range{}) {
+		letters = "dead letters not counted: they are of whole tables"
+	}
+	if l.notifications.more || l.letters.more {
+		rest = "; --limit left out the rest"
+	}
+	fmt.Fprintf(o.Streams.Err, "%s%s%s\n", notifications, letters, rest)
 	return nil
 }
 
@@ -114,7 +135,7 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if !l.listOptions.dead {
-		if err := l.listNotifications(ctx, s); err != nil {
+		if err := l.listNotifications(ctx, s); err != nil && !errors.Is(err, errLimit) {
 			return err
 		}
 	}
@@ -128,10 +149,11 @@ func (l *lister) list(ctx context.Context, s *session.Session) error {
 		if (len(only) > 0 && !slices.Contains(only, d.Cell.Table)) || (l.observer != "" && d.Observer != l.observer) || (l.olderThan > 0 && l.now-d.ParkedTS < tso.Timestamp(l.olderThan.Microseconds())) {
 			continue
 		}
-		if err := l.add(newDeadLetter(d, l.now)); err != nil {
+		if err := l.add(&l.letters, newDeadLetter(d, l.now)); errors.Is(err, errLimit) {
+			return nil
+		} else if err != nil {
 			return err
 		}
-		l.letters++
 	}
 	return nil
 }
@@ -153,14 +175,13 @@ func (l *lister) listNotifications(ctx context.Context, s *session.Session) erro
 			if err != nil {
 				return err
 			}
-			s.Progress.Set("reading table %s: %s so far", table, cli.Count(l.notifications, "notification"))
+			s.Progress.Set("reading table %s: %s so far", table, cli.Count(l.notifications.n, "notification"))
 			if !l.wants(o) {
 				continue
 			}
-			if err := l.add(newNotification(o, l.now)); err != nil {
+			if err := l.add(&l.notifications, newNotification(o, l.now)); err != nil {
 				return err
 			}
-			l.notifications++
 		}
 		return nil
 	}
@@ -184,9 +205,10 @@ func (l *lister) wants(o changes.Observation) bool {
 		(l.olderThan == 0 || len(o.Triggers) > 0 && l.now-o.Triggers[0].TS >= tso.Timestamp(l.olderThan.Microseconds()))
 }
 
-func (l *lister) add(it item) error {
-	if l.limit > 0 && l.notifications+l.letters == l.limit {
+func (l *lister) add(k *kind, it item) error {
+	if k.more = l.limit > 0 && k.n == l.limit; k.more {
 		return errLimit
 	}
+	k.n++
 	return l.out.Add(it)
 }

@@ -157,6 +157,10 @@ func (o *scanOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	s.Progress.End()
-	fmt.Fprintf(o.Streams.Err, "%s at %s\n", cli.Count(n, "row"), cli.Stamp(snapshot.ReadTS()))
+	more := ""
+	if n == o.limit && n > 0 {
+		more = "; stopped at --limit, so there may be more"
+	}
+	fmt.Fprintf(o.Streams.Err, "%s at %s%s\n", cli.Count(n, "row"), cli.Stamp(snapshot.ReadTS()), more)
 	return nil
 }

@@ -49,6 +49,7 @@ type plan struct {
 	Repairs       []item        `json:"repairs"`                      // what repair apply would do
 	Left          []left        `json:"left"`                         // violations that cannot be repaired without a guess
 	More          bool          `json:"more"`                         // whether there are more repairs than --limit
+	MoreLeft      bool          `json:"more_left,omitempty"`          // whether there are more violations that are left to you than left lists
 }
 
 // An item is one repair.
@@ -164,7 +165,11 @@ func (o *planOptions) run(ctx context.Context, s *session.Session) error {
 			if err != nil {
 				return err
 			}
-			if len(p.Left) < o.most && !covered[v.Cell] {
+			switch {
+			case covered[v.Cell]:
+			case len(p.Left) >= o.most:
+				p.MoreLeft = true
+			default:
 				p.Left = append(p.Left, left{string(v.Rule), v.Cell.String(), cli.Line(v.Detail)})
 			}
 		}
@@ -201,7 +206,7 @@ func (o *planOptions) print(p *plan) error {
 		return err
 	}
 	if n := len(p.Repairs) + len(p.Left); n > 0 {
-		return session.Foundf("%s to make, %s left to you", cli.Count(len(p.Repairs), "repair"), cli.Count(len(p.Left), "violation"))
+		return session.Foundf("%s to make, %s left to you", cli.Count(len(p.Repairs), "repair"), p.leftToYou())
 	}
 	_, err := fmt.Fprintf(o.Streams.Err, "nothing to repair in %s\n", cli.Count(len(p.Tables), "table"))
 	return err
@@ -211,8 +216,15 @@ func (o *planOptions) print(p *plan) error {
 // all.
 const shown = 50
 
+func (p *plan) leftToYou() string {
+	if p.MoreLeft {
+		return fmt.Sprintf("at least %d violations", len(p.Left)+1)
+	}
+	return cli.Count(len(p.Left), "violation")
+}
+
 func (p *plan) text(w io.Writer) error {
-	fmt.Fprintf(w, "project %s, instance %s: %s, %s left to you\n", p.Project, p.Instance, cli.Count(len(p.Repairs), "repair"), cli.Count(len(p.Left), "violation"))
+	fmt.Fprintf(w, "project %s, instance %s: %s, %s left to you\n", p.Project, p.Instance, cli.Count(len(p.Repairs), "repair"), p.leftToYou())
 	for i, r := range p.Repairs {
 		if i == shown {
 			fmt.Fprintf(w, "  … and %d more; -o json lists all\n", len(p.Repairs)-i)
@@ -230,6 +242,9 @@ func (p *plan) text(w io.Writer) error {
 			break
 		}
 		fmt.Fprintf(w, "  left: %s: %s: %s\n", l.Cell, l.Rule, l.Detail)
+	}
+	if p.MoreLeft {
+		fmt.Fprintln(w, "  left: there are more; raise --limit")
 	}
 	if p.More {
 		fmt.Fprintln(w, "  there are more repairs than --limit: apply this plan, then plan again")
