@@ -17,6 +17,7 @@ const (
 	CommitIgnoresMinimum       // the commit of a passable primary ignores the raised minimum
 	NewCommitTSAfterTimeout    // the owner takes a new commit_ts when the answer is lost
 	AbortAfterCommit           // the owner removes its locks unconditionally after it sent a commit
+	GiveUpKeepsStart           // an owner that gave up its locks prewrites again at the same start_ts
 	CommitIgnoresSafePoint     // the owner does not check the safe point after its prewrites
 	SecondariesIgnoreSafePoint // the owner does not check it before it commits secondaries
 	HeartbeatWithoutLock       // the heartbeat does not require the lock that it writes
@@ -87,6 +88,7 @@ func (b Bug) String() string {
 		"commit ignores minimum",
 		"new commit_ts after timeout",
 		"abort after commit",
+		"give up keeps start_ts",
 		"commit ignores safe point",
 		"secondaries ignore safe point",
 		"heartbeat without lock",

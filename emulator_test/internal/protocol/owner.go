@@ -82,7 +82,31 @@ func owner(o *steps, t int) {
 		}
 	case readingBack:
 		readBack(o, t)
+	case aborted:
+		prewriteAgain(o, t)
 	}
+}
+
+// prewriteAgain adds what an owner must not do that gave up because a row did not answer: lock its
+// rows again at the same start_ts, although Bigtable acknowledged each removal. A duplicate of a
+// removal takes a new lock, because a removal has no condition.
+func prewriteAgain(o *steps, t int) {
+	m, y := o.m, &o.from.txns[t]
+	if !m.is(GiveUpKeepsStart) {
+		return
+	}
+	for row := range m.txns[t].rows {
+		if r := &y.rows[row]; r.applied&reqAbort == 0 || r.sent&reqAbort != 0 {
+			return
+		}
+	}
+	o.add("T%d prewrites again at its start_ts", t, 0, func(n *state) {
+		n.txns[t].phase = prewriting
+		for row := range m.txns[t].rows {
+			n.txns[t].rows[row].status = waitFirst
+			request(&n.txns[t].rows[row], reqFirst)
+		}
+	})
 }
 
 // sendPrewrites mirrors the beginning of txn.prewriteAll.

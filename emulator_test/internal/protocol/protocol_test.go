@@ -175,6 +175,7 @@ func TestPlantedBugs(t *testing.T) {
 		CommitIgnoresMinimum:        "pass",
 		NewCommitTSAfterTimeout:     "timeout and duplicate",
 		AbortAfterCommit:            "timeout and duplicate",
+		GiveUpKeepsStart:            "timeout and duplicate",
 		CommitIgnoresSafePoint:      "collect a version",
 		SecondariesIgnoreSafePoint:  "collect after a timeout",
 		HeartbeatWithoutLock:        "pass and heartbeat",
