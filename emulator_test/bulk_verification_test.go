@@ -116,3 +116,31 @@ func TestBulkPrewriteAnswerLeavesOutARow(t *testing.T) {
 		}
 	})
 }
+
+// A client dies behind its commit point and leaves the locks of many rows. The next transaction that writes
+// them resolves these locks beside each other, as it does without bulk prewrite.
+func TestBulkVerificationResolvesManyLocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, _, _ := newBulkEnv(t, txn.Config{})
+		const n, delay = 400, 5 * time.Millisecond
+		rows := rowNames(n)
+		faults := txntest.NewFaults(t)
+		dead := env.NewClient(txn.Config{TokenTTL: -1, SyncSecondaries: true}, faults.DialOptions()...)
+		dying := faults.OnStep(txntest.StepSecondaries, txntest.Crash)
+		first := commitInBackground(t.Context(), beginSet(t, dead, "1", append([]string{"p"}, rows...)...))
+		<-dying.Fired()
+		faults.Kill()
+		<-first
+		if left := len(stored(t, env, rows[n-1])["_lock"]); left != 1 {
+			t.Fatalf("%d locks, want 1", left)
+		}
+		c := env.NewClient(txn.Config{}, slow(delay)...)
+		began := time.Now()
+		mustSet(t, c, "2", append([]string{"q"}, rows...)...)
+		if took := time.Since(began); took > 100*delay {
+			t.Errorf("the commit took %v, as long as %d requests one after the other", took, took/delay)
+		}
+		advance(time.Second) // its secondaries are committed in the background
+		wantNoLocks(t, c)
+	})
+}

@@ -1,9 +1,11 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 
 	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -35,21 +37,49 @@ func LocksIn(row *store.RowWrites, raw bigtable.Row, startTS tso.Timestamp, othe
 	return own, nil
 }
 
-// ResolveOthers resolves locks that the prewrite of the transaction that started at startTS found. It
+// ResolveOthers resolves locks that the prewrite of the transaction that started at startTS found: the
+// first one of each transaction, and then the others, whose outcome is known by then. It
 // returns a conflict if one is of an older transaction that is alive, or of one that committed at or
 // above startTS. It calls unlatch before it waits.
 func ResolveOthers(ctx context.Context, r *Resolver, others []*format.Lock, startTS tso.Timestamp, unlatch func()) error {
+	if len(others) == 1 {
+		return resolveOther(ctx, r, others[0], startTS, unlatch)
+	}
+	var first, rest []*format.Lock
+	known := map[tso.Timestamp]bool{}
 	for _, l := range others {
-		o, err := r.ResolveForWrite(ctx, l, startTS, unlatch)
-		switch {
-		case err != nil:
-			return err
-		case o.CommitTS >= startTS:
-			// The lock is a write record now.
-			return &format.ConflictError{Cell: l.Cell, StartTS: startTS, ConflictTS: o.CommitTS, Reason: format.ConflictWrite}
-		case !o.LockGone && !o.Final():
-			return &format.ConflictError{Cell: l.Cell, StartTS: startTS, ConflictTS: l.StartTS, Reason: format.ConflictLock}
+		if known[l.StartTS] {
+			rest = append(rest, l)
+		} else {
+			first, known[l.StartTS] = append(first, l), true
 		}
+	}
+	for _, some := range [][]*format.Lock{first, rest} {
+		g, gctx := errgroup.WithContext(ctx)
+		g.SetLimit(r.Store.Config.Parallelism)
+		for _, l := range some {
+			if gctx.Err() != nil {
+				break
+			}
+			g.Go(func() error { return resolveOther(gctx, r, l, startTS, unlatch) })
+		}
+		if err := cmp.Or(g.Wait(), ctx.Err()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func resolveOther(ctx context.Context, r *Resolver, l *format.Lock, startTS tso.Timestamp, unlatch func()) error {
+	o, err := r.ResolveForWrite(ctx, l, startTS, unlatch)
+	switch {
+	case err != nil:
+		return err
+	case o.CommitTS >= startTS:
+		// The lock is a write record now.
+		return &format.ConflictError{Cell: l.Cell, StartTS: startTS, ConflictTS: o.CommitTS, Reason: format.ConflictWrite}
+	case !o.LockGone && !o.Final():
+		return &format.ConflictError{Cell: l.Cell, StartTS: startTS, ConflictTS: l.StartTS, Reason: format.ConflictLock}
 	}
 	return nil
 }
