@@ -42,7 +42,7 @@ func (e Expiries) Expired(family string, commitTS, readTS tso.Timestamp) bool {
 // has no expiry.
 func (e Expiries) Until(family string, commitTS tso.Timestamp) (until tso.Timestamp, ok bool) {
 	switch x := e[family]; {
-	case commitTS <= x.Gone:
+	case 0 < x.Gone && commitTS <= x.Gone:
 		return x.Gone, true
 	case x.After > 0:
 		return commitTS + x.After, true
