@@ -30,7 +30,6 @@ type Client struct {
 	latches   *latch.Latches
 	recent    *latch.Recent
 	crowded   *store.Crowded
-	expected  latch.Expected // what functions given to Update will write
 	reads     readSharing
 	starts    ahead.Starts
 	changed   *changed.Rows
@@ -90,7 +89,7 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 	}
 	s.Clock.Oracle = oracle
 	s.Hints.Carrier, _ = oracle.(tso.Hints)
-	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks, OnConflict: c.recent.Conflicted})
+	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks, OnConflict: c.noteConflict})
 	c.changed = changed.New(s)
 	s.SafePoint.KeepFresh(c.resolver.Holds.Any, func(ctx context.Context) {
 		c.changed.FlushSoon()
@@ -111,7 +110,8 @@ func isNilTables(bt Tables) bool {
 // Update rolls the transaction back, waits with jittered exponential backoff, and runs f
 // again in a new transaction with a new start timestamp. So f must not keep results of an
 // earlier run, and must not have side effects that are wrong to repeat. f reads and writes
-// through the Txn and uses the context that it is given. It must not call Commit or
+// through the Txn and uses the context that it is given: if the first read is of a cell that other
+// transactions write, too, the transaction may begin with that read. It must not call Commit or
 // Rollback.
 //
 // If garbage collection has passed the transaction (ErrTooOld), Update runs f again once: a

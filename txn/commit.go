@@ -280,25 +280,6 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 	}
 }
 
-// splitBulk prepares the bulk prewrite of the rows whose tables allow it, and returns the others.
-// A transaction that has lost a conflict prewrites all rows one by one: it notices the next conflict
-// before it has locked them all.
-func (c *commit) splitBulk() []*store.RowWrites {
-	if c.txn.attempt.number > 1 {
-		return c.rows
-	}
-	rows, some := bulk.Split(c.rows, c.startTS)
-	if len(some) == 0 {
-		return rows
-	}
-	c.bulk = &bulk.Prewrite{
-		Resolver: c.client.resolver, Rows: some, Primary: c.primary, StartTS: c.startTS, LockTTL: c.client.cfg.LockTTL,
-		Mutation: func(row *store.RowWrites) *bigtable.Mutation { return lockMutation(c, row) },
-		Failed:   &c.failed, Unlatch: c.releaseLatch,
-	}
-	return rows
-}
-
 // verifyAndTakeCommitTS takes the commit timestamp, and verifies the rows of a bulk prewrite beside
 // it.
 func (c *commit) verifyAndTakeCommitTS(ctx context.Context) (commitTS tso.Timestamp, asked time.Time, err error) {
@@ -325,7 +306,7 @@ func (c *commit) verifyBesideCommitTS(ctx context.Context) (commitTS tso.Timesta
 // giveUp aborts because of err, which may be a conflict.
 func (c *commit) giveUp(ctx context.Context, err error) {
 	c.client.resolver.Trace.Conflict(ctx, err)
-	c.client.recent.Conflicted(err)
+	c.client.noteConflict(err)
 	c.abort(ctx)
 }
 
@@ -384,49 +365,4 @@ func (c *commit) cleanUp(ctx context.Context) {
 	if err := g.Wait(); err != nil {
 		c.client.resolver.Log.DebugContext(ctx, "removing the locks of a rolled-back transaction failed; the next reader removes them", "start_ts", c.startTS, "error", err)
 	}
-}
-
-// takeLatch waits for the transactions of this client that are committing writes of the same
-// cells. It returns a ConflictError, before anything is sent, if a transaction that the
-// client remembers has committed one of the cells since this one's start. releaseLatch gives
-// the latch back.
-func (c *commit) takeLatch(ctx context.Context) error {
-	a := c.txn.attempt
-	c.latch, a.latch = a.latch, nil
-	var few [4]uint16
-	slots := c.client.latches.SlotsOf(c.rows, few[:0])
-	a.latchSlots = append(a.latchSlots[:0], slots...)
-	err := c.knownConflict()
-	if err == nil && !c.latch.Covers(slots) {
-		// The latch of the previous attempt covers other cells. Waiting for a latch
-		// while holding another one could deadlock.
-		c.latch.Release()
-		began := time.Now()
-		var waited bool
-		if c.latch, waited, err = c.client.latches.Acquire(ctx, slots); waited {
-			countLatchWait(ctx, c.client, a, began)
-		}
-		if err == nil && waited {
-			err = c.knownConflict()
-		}
-	}
-	var conflict *ConflictError
-	if a.conflictedEarly = errors.As(err, &conflict); a.conflictedEarly && a.inUpdate {
-		// The next attempt keeps this one's turn.
-		a.latch, c.latch = c.latch, nil
-	}
-	return err
-}
-
-// releaseLatch lets the next transaction of this client write the cells: at the end of the
-// commit, and before it waits for a lock, which may take long.
-func (c *commit) releaseLatch() { c.latch.Release() }
-
-// knownConflict returns a conflict that the client knows without a request, or nil.
-func (c *commit) knownConflict() error {
-	if e := c.client.recent.Conflict(c.rows, c.startTS); e != nil {
-		c.client.resolver.Counters.EarlyConflicts.Add(1)
-		return e
-	}
-	return nil
 }

@@ -69,8 +69,8 @@ type Config struct {
 
 	// LatchWait is how long one transaction may hold up another one of this client that
 	// writes the same cells. A commit, or a run after a conflict, waits for its turn while
-	// the queue moves, and else continues without. Transactions of more than 128 cells do
-	// not queue. A run after a conflict keeps its turn while Update's function runs, so a
+	// the queue moves, and else continues without. Transactions of more than 64 cells
+	// queue only for cells that have conflicted in the last minute. A run after a conflict keeps its turn while Update's function runs, so a
 	// function that waits for another transaction on the same cells waits for LatchWait.
 	// Defaults to 1 second. Negative: transactions of this client do not queue, and
 	// find conflicts with each other only through Bigtable.

@@ -27,12 +27,13 @@ type inside struct{ t *Txn }
 
 func (i inside) Resolver() *recovery.Resolver { return i.t.client.resolver }
 
-func (i inside) StartTS() tso.Timestamp { return i.t.startTS }
+func (i inside) StartTS() tso.Timestamp { return i.t.StartTS() }
 
 func (i inside) BeforeRead(ctx context.Context) error { return i.t.beforeRead(ctx) }
 
 func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
 	t := i.t
+	t.pin()
 	ctx, span := t.client.resolver.Trace.Begin(t.withTrace(ctx), "read", table)
 	ctx = t.deferred.readBegins(ctx, table)
 	return ctx, func(err error) error {

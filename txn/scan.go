@@ -69,7 +69,7 @@ func (s *scan) run(ctx context.Context) error {
 
 // request makes one request, yields the rows of its answer, and removes them from rest.
 func (s *scan) request(ctx context.Context) error {
-	filter := bigtable.RowFilter(s.table.VisibleAt(s.sel, s.view.ts))
+	filter := bigtable.RowFilter(s.table.VisibleAt(s.sel, s.view.at()))
 	limit := 0
 	streams := &s.view.client.streams
 	onePage := streams.Add(1) > maxStreams
@@ -102,7 +102,7 @@ func (s *scan) request(ctx context.Context) error {
 		if read > 0 && store.CutShort(ctx, err) {
 			return s.deliverPage(ctx)
 		}
-		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
+		failed = s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.at(), err)
 	}
 	if failed != nil || s.stopped || endRequest {
 		return failed
@@ -118,9 +118,9 @@ func (s *scan) request(ctx context.Context) error {
 
 // addRow adds a row to the page.
 func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
-	e, err := recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.ts, nil)
+	e, err := recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.at(), nil)
 	if err != nil {
-		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err)
+		return s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.at(), err)
 	}
 	s.bytes += store.RowBytes(raw)
 	s.page = append(s.page, pageRow{key: raw.Key(), raw: raw, row: e})
@@ -131,7 +131,7 @@ func (s *scan) addRow(ctx context.Context, raw bigtable.Row) error {
 func (s *scan) deliverPage(ctx context.Context) error {
 	err := s.resolvePage(ctx, s.page)
 	// Also check an empty page: garbage collection may have removed its rows.
-	if err := s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.ts, err); err != nil {
+	if err := s.view.client.resolver.SafePoint.AfterRead(ctx, s.view.at(), err); err != nil {
 		return err
 	}
 	if len(s.page) == 0 {
@@ -176,7 +176,7 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 				break
 			}
 		}
-		again, err := recovery.ResolveForRead(ctx, s.view.client.resolver, locks, s.view.ts, passed)
+		again, err := recovery.ResolveForRead(ctx, s.view.client.resolver, locks, s.view.at(), passed)
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 			err = s.readAgain(ctx, blocked, passed)
 		} else {
 			for _, r := range blocked {
-				if r.row, err = recovery.Evaluate(ctx, s.table, r.raw, s.sel, s.view.ts, passed); err != nil {
+				if r.row, err = recovery.Evaluate(ctx, s.table, r.raw, s.sel, s.view.at(), passed); err != nil {
 					break
 				}
 			}
@@ -198,9 +198,9 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 	for i := range page {
 		r := &page[i]
 		r.raw = nil
-		recovery.ResolveInBackground(s.view.client.resolver, r.row.Stranded, s.view.ts)
+		recovery.ResolveInBackground(s.view.client.resolver, r.row.Stranded, s.view.at())
 		if len(r.row.Exact) > 0 || s.sel.First > 0 {
-			g.Go(func() error { return r.row.Complete(gctx, s.view.client.resolver, s.table, r.key, s.sel, s.view.ts) })
+			g.Go(func() error { return r.row.Complete(gctx, s.view.client.resolver, s.table, r.key, s.sel, s.view.at()) })
 		}
 	}
 	return g.Wait()
@@ -209,9 +209,9 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 // readAgain reads the blocked rows again.
 func (s *scan) readAgain(ctx context.Context, blocked []*pageRow, passed recovery.Ignored) error {
 	set, byKey := store.RowSet{Keys: make([]string, 0, len(blocked))}, make(map[string]*pageRow, len(blocked))
-	f, all := s.table.VisibleAt(s.sel, s.view.ts), s.table.Schema.Bulk()
+	f, all := s.table.VisibleAt(s.sel, s.view.at()), s.table.Schema.Bulk()
 	if all {
-		f = s.sel.WithAllLocks(f, s.view.ts)
+		f = s.sel.WithAllLocks(f, s.view.at())
 	}
 	for _, r := range blocked {
 		set.Keys, byKey[r.key] = append(set.Keys, r.key), r
@@ -223,7 +223,7 @@ func (s *scan) readAgain(ctx context.Context, blocked []*pageRow, passed recover
 	err := s.table.ReadKeys(ctx, set, func(raw bigtable.Row) bool {
 		r := byKey[raw.Key()]
 		r.raw = raw
-		r.row, failed = recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.ts, passed)
+		r.row, failed = recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.at(), passed)
 		return failed == nil
 	}, bigtable.RowFilter(f))
 	return cmp.Or(failed, err)

@@ -47,7 +47,7 @@ func (t *Table) Notify(row, family, qualifier string) {
 func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
 	value, ok, known := t.txn.takeFirst(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
 	if !known {
-		value, ok, err = t.Get(ctx, row, family, qualifier)
+		value, ok, err = t.get(ctx, row, family, qualifier, true)
 	}
 	if err == nil {
 		t.Lock(row, family, qualifier)

@@ -31,7 +31,8 @@ type Txn struct {
 	opts     txnOptions
 	startTS  tso.Timestamp
 	began    time.Time     // before the transaction asked for startTS
-	startAge time.Duration // if startTS was asked for ahead: how long before began
+	startAge time.Duration // how long before began startTS was asked for; negative: after it
+	turn     turn
 	buffer   buffer.Buffer
 	attempt  *attempt
 	hold     *recovery.Hold // keeps garbage collection below startTS
@@ -71,7 +72,11 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 		t.report = &Attempt{Name: t.opts.name, Number: a.number}
 	}
 	t.beginTrace(ctx, a)
-	if err := t.takeStartAndRead(t.withTrace(ctx)); err != nil {
+	err := t.queueForUpdate(ctx)
+	if err == nil {
+		err = t.takeStartAndRead(t.withTrace(ctx))
+	}
+	if err != nil {
 		t.measureEnd(ctx, telemetry.OutcomeFailed, 0, err)
 		c.resolver.Leave()
 		return nil, err
@@ -84,12 +89,15 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 }
 
 // StartTS returns the timestamp at which the transaction reads. It also names the transaction.
-func (t *Txn) StartTS() tso.Timestamp { return t.startTS }
+func (t *Txn) StartTS() tso.Timestamp {
+	t.pin()
+	return t.startTS
+}
 
 // Table returns the transaction's view of a table. The first read, or Commit, opens the table
 // and checks its schema.
 func (t *Txn) Table(name string) *Table {
-	return &Table{View: View{client: t.client, name: name, ts: t.startTS, txn: t, reads: &t.reads}}
+	return &Table{View: View{client: t.client, name: name, txn: t, reads: &t.reads}}
 }
 
 // errDone is made once, because Update calls Rollback after each commit.
@@ -280,6 +288,8 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if err != nil {
 		return 0, 0, err
 	}
+	t.pin()
+	t.noteWritten(rows)
 	if t.report != nil {
 		t.report.add(rows)
 	}

@@ -1,10 +1,12 @@
 package txn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -20,11 +22,6 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 	wasTooOld := false
 	run := attempt{inUpdate: true}
 	defer run.releaseLatch()
-	function := reflect.ValueOf(f).Pointer()
-	run.latchSlots = append(run.latchSlots, c.expected.Of(function)...)
-	if _, err := takeLatchForRetry(ctx, c, &run); err != nil {
-		return 0, err
-	}
 	for run.number = 1; ; run.number++ {
 		ts, o, err := runAttempt(ctx, c, &run, f, opts)
 		tooOld := o.becameTooOld
@@ -37,7 +34,6 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 		run.ended(ctx, err, again && (limit == 0 || run.number < limit))
 		switch {
 		case err == nil:
-			c.expected.Note(function, run.latchSlots, run.waited)
 			return ts, nil
 		case !again:
 			return 0, err
@@ -160,12 +156,12 @@ type attempt struct {
 	// conflictedEarly says that the last commit failed because of a conflict that was
 	// known before its prewrite; previousConflictedEarly says so of the commit before.
 	conflictedEarly, previousConflictedEarly bool
-	// latchSlots are the slots of the cells that the last commit wrote. latch is what is
-	// held of them for the next attempt.
-	latchSlots []uint16
-	latch      *latch.Latch
-	waited     bool // the call has waited for a latch
-	latchWait  time.Duration
+	// rows are what the last commit wrote. latch is what is held of their cells for the next
+	// attempt, and what the current one holds before its commit.
+	rows      []*store.RowWrites
+	read      []Cell // for which the last run should have waited
+	latch     *latch.Latch
+	latchWait time.Duration
 
 	onAttempt func(context.Context, Attempt)
 	done      *Attempt // the run that has ended, if Update has not reported it yet
@@ -188,6 +184,15 @@ func (a *attempt) ended(ctx context.Context, err error, retry bool) {
 	}
 }
 
+// cells returns the cells that the next run queues for.
+func (a *attempt) cells(c *Client) []Cell {
+	all := append(c.latches.CellsOf(a.rows, nil), a.read...)
+	slices.SortFunc(all, func(a, b Cell) int {
+		return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.Row, b.Row), strings.Compare(a.Family, b.Family), strings.Compare(a.Qualifier, b.Qualifier))
+	})
+	return slices.Compact(all)
+}
+
 // takeLatchForRetry takes the latch of the cells that the previous attempt wrote, before the
 // next one takes its start_ts. granted is false if there is nothing to take, or if it gave
 // up waiting (Config.LatchWait).
@@ -195,7 +200,7 @@ func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bo
 	if run.latch == nil {
 		began := time.Now()
 		var waited bool
-		if run.latch, waited, err = c.latches.Acquire(ctx, run.latchSlots); waited {
+		if run.latch, waited, err = c.latches.Acquire(ctx, run.cells(c)); waited {
 			countLatchWait(ctx, c, run, began)
 		}
 	}
@@ -210,7 +215,6 @@ func (a *attempt) releaseLatch() {
 
 // countLatchWait counts and measures a wait for a latch.
 func countLatchWait(ctx context.Context, c *Client, a *attempt, began time.Time) {
-	a.waited = true
 	a.latchWait += time.Since(began)
 	c.resolver.Counters.LatchWaits.Add(1)
 	c.metrics.LatchWaited(ctx, began)

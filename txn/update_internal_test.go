@@ -27,7 +27,7 @@ func latchClient(t *testing.T, wait time.Duration) *Client {
 // its backoff, and then for its turn. After an early conflict it waits only for its turn, and for the
 // backoff if it does not get it. No run holds a latch while it waits for its backoff.
 func TestWaitBeforeRetry(t *testing.T) {
-	slots := []uint16{7}
+	cells := []Cell{{Table: "t", Row: "r", Family: "f"}}
 	for name, tt := range map[string]struct {
 		early, previous bool
 		keeps           bool // the attempt kept its latch
@@ -35,41 +35,41 @@ func TestWaitBeforeRetry(t *testing.T) {
 		pauses          int
 		waits           time.Duration // for the latch
 		granted         bool
-		slots           []uint16
+		cells           []Cell
 	}{
-		"late":                             {pauses: 1, granted: true, slots: slots},
-		"late, without slots":              {pauses: 1},
-		"late, and others before it":       {pauses: 1, busy: 20 * time.Second, waits: 20 * time.Second, granted: true, slots: slots},
-		"late after an early one":          {previous: true, pauses: 1, granted: true, slots: slots},
-		"early":                            {early: true, granted: true, slots: slots},
-		"early, with its latch":            {early: true, keeps: true, granted: true, slots: slots},
-		"early, and others before it":      {early: true, busy: 20 * time.Second, waits: 20 * time.Second, granted: true, slots: slots},
-		"early, and others stay":           {early: true, busy: 2 * time.Minute, waits: time.Minute, pauses: 1, slots: slots},
-		"early, without slots":             {early: true, pauses: 1},
-		"early twice":                      {early: true, previous: true, pauses: 1, granted: true, slots: slots},
-		"early twice, with its latch":      {early: true, previous: true, keeps: true, pauses: 1, granted: true, slots: slots},
-		"early twice, others before it":    {early: true, previous: true, busy: 20 * time.Second, pauses: 1, waits: 20 * time.Second, granted: true, slots: slots},
-		"early twice, and others stay":     {early: true, previous: true, busy: 2 * time.Minute, pauses: 1, waits: time.Minute, slots: slots},
-		"early twice, without the slots":   {early: true, previous: true, pauses: 1},
-		"late, the latch of its last turn": {keeps: true, pauses: 1, granted: true, slots: slots},
+		"late":                             {pauses: 1, granted: true, cells: cells},
+		"late, without cells":              {pauses: 1},
+		"late, and others before it":       {pauses: 1, busy: 20 * time.Second, waits: 20 * time.Second, granted: true, cells: cells},
+		"late after an early one":          {previous: true, pauses: 1, granted: true, cells: cells},
+		"early":                            {early: true, granted: true, cells: cells},
+		"early, with its latch":            {early: true, keeps: true, granted: true, cells: cells},
+		"early, and others before it":      {early: true, busy: 20 * time.Second, waits: 20 * time.Second, granted: true, cells: cells},
+		"early, and others stay":           {early: true, busy: 2 * time.Minute, waits: time.Minute, pauses: 1, cells: cells},
+		"early, without cells":             {early: true, pauses: 1},
+		"early twice":                      {early: true, previous: true, pauses: 1, granted: true, cells: cells},
+		"early twice, with its latch":      {early: true, previous: true, keeps: true, pauses: 1, granted: true, cells: cells},
+		"early twice, others before it":    {early: true, previous: true, busy: 20 * time.Second, pauses: 1, waits: 20 * time.Second, granted: true, cells: cells},
+		"early twice, and others stay":     {early: true, previous: true, busy: 2 * time.Minute, pauses: 1, waits: time.Minute, cells: cells},
+		"early twice, without the cells":   {early: true, previous: true, pauses: 1},
+		"late, the latch of its last turn": {keeps: true, pauses: 1, granted: true, cells: cells},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := latchClient(t, time.Minute)
-				run := &attempt{conflictedEarly: tt.early, previousConflictedEarly: tt.previous, latchSlots: tt.slots}
+				run := &attempt{conflictedEarly: tt.early, previousConflictedEarly: tt.previous, read: tt.cells}
 				if tt.keeps {
-					run.latch, _, _ = c.latches.Acquire(t.Context(), slots)
+					run.latch, _, _ = c.latches.Acquire(t.Context(), cells)
 				}
 				if tt.busy > 0 {
-					other, _, _ := c.latches.Acquire(t.Context(), slots)
+					other, _, _ := c.latches.Acquire(t.Context(), cells)
 					time.AfterFunc(tt.busy, other.Release)
 				}
 				// A pause is so short that the waits for latches hide in none of it.
 				pause := store.Backoff{Min: time.Millisecond, Max: time.Millisecond}.Start()
 				free := make(chan bool, 1)
 				if tt.keeps {
-					go func() { // takes the slot if the run gives it up
-						l, _, _ := c.latches.Acquire(t.Context(), slots)
+					go func() { // takes the cell if the run gives it up
+						l, _, _ := c.latches.Acquire(t.Context(), cells)
 						free <- l != nil
 						l.Release()
 					}()
@@ -86,19 +86,19 @@ func TestWaitBeforeRetry(t *testing.T) {
 				if got := run.latch != nil; got != tt.granted || run.previousConflictedEarly != tt.early {
 					t.Errorf("it has its turn: %v, and the conflict before it was early: %v", got, run.previousConflictedEarly)
 				}
-				if waits := c.resolver.Counters.LatchWaits.Load(); run.waited != (tt.waits > 0) || waits != map[bool]int64{true: 1}[tt.waits > 0] || (run.latchWait > 0) != run.waited || run.latchWait > tt.waits {
-					t.Errorf("it waited for its turn: %v, for %v; the client counts %d waits", run.waited, run.latchWait, waits)
+				if waits := c.resolver.Counters.LatchWaits.Load(); waits != map[bool]int64{true: 1}[tt.waits > 0] || (run.latchWait > 0) != (tt.waits > 0) || run.latchWait > tt.waits {
+					t.Errorf("it waited for its turn for %v; the client counts %d waits", run.latchWait, waits)
 				}
 				if tt.keeps && (len(free) > 0) != (tt.early && tt.previous) {
 					t.Errorf("another one had its turn: %v", len(free) > 0)
 				}
 				latch := run.latch
-				if run.releaseLatch(); run.latch != nil || latch.Covers(nil) != tt.granted {
+				if run.releaseLatch(); run.latch != nil || (latch != nil) != tt.granted {
 					t.Error("the latch is not released")
 				}
 				synctest.Wait()
-				if l, waited, err := c.latches.Acquire(t.Context(), []uint16{7}); tt.busy < 2*time.Minute && (l == nil || waited || err != nil) {
-					t.Errorf("the next one has the slot: %v, waited: %v, %v", l != nil, waited, err)
+				if l, waited, err := c.latches.Acquire(t.Context(), []Cell{{Table: "t", Row: "r", Family: "f"}}); tt.busy < 2*time.Minute && (l == nil || waited || err != nil) {
+					t.Errorf("the next one has the cell: %v, waited: %v, %v", l != nil, waited, err)
 				}
 			})
 		})
@@ -111,13 +111,13 @@ func TestWaitBeforeRetryEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := latchClient(t, time.Hour)
-				other, _, _ := c.latches.Acquire(t.Context(), []uint16{7})
+				other, _, _ := c.latches.Acquire(t.Context(), []Cell{{Table: "t", Row: "r", Family: "f"}})
 				ctx, cancel := context.WithTimeout(t.Context(), time.Microsecond)
 				defer cancel()
-				run := &attempt{conflictedEarly: early, latchSlots: []uint16{7}}
+				run := &attempt{conflictedEarly: early, read: []Cell{{Table: "t", Row: "r", Family: "f"}}}
 				pause := store.Backoff{Min: time.Hour, Max: time.Hour}.Start()
-				if err := waitBeforeRetry(ctx, c, run, &pause, nil); !errors.Is(err, context.DeadlineExceeded) || run.latch != nil || run.waited != early {
-					t.Errorf("%v, with its turn: %v, waited for it: %v", err, run.latch != nil, run.waited)
+				if err := waitBeforeRetry(ctx, c, run, &pause, nil); !errors.Is(err, context.DeadlineExceeded) || run.latch != nil || (run.latchWait > 0) != early {
+					t.Errorf("%v, with its turn: %v, waited for it for %v", err, run.latch != nil, run.latchWait)
 				}
 				other.Release()
 			})

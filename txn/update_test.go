@@ -222,52 +222,59 @@ func TestCommitBefore(t *testing.T) {
 	}
 }
 
-// A function whose calls had to wait for the same cells four times in a row waits before its first run
-// from then on: it would run without success. One call that need not wait ends that.
-func TestUpdateWaitsBeforeItsFirstRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
-		env.CreateTable("a", "f")
-		faults := txntest.NewFaults(t)
-		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		var runs atomic.Int64
-		call := func(wait bool) (early int64) {
-			before, done := runs.Load(), make(chan error, 2)
-			release := func() {}
-			if wait {
-				hold := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
-				release = hold.Release
-				go func() {
-					_, err := c.Update(t.Context(), set("a", "hot"))
-					done <- err
-				}()
-				<-hold.Fired()
-			} else {
-				done <- nil
-			}
-			go func() {
-				_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-					runs.Add(1)
-					tx.Table("a").Set("hot", "f", "q", []byte("v"))
-					return nil
-				})
-				done <- err
-			}()
-			synctest.Wait()
-			early = runs.Load() - before
-			release()
-			if err := errors.Join(<-done, <-done); err != nil {
-				t.Error(err)
-			}
-			return early
-		}
-		for i, tt := range []struct {
-			wait  bool
-			early int64
-		}{{true, 1}, {true, 1}, {true, 1}, {true, 1}, {true, 0}, {true, 0}, {false, 1}, {true, 1}} {
-			if early := call(tt.wait); early != tt.early {
-				t.Errorf("call %d, which waits: %t: %d runs before that, want %d", i, tt.wait, early, tt.early)
-			}
-		}
-	})
+// A function that begins with a read of a contended cell does not run again: its transaction begins when
+// it is its turn.
+func TestUpdateBeginsInItsTurn(t *testing.T) {
+	for name, read := range map[string]func(context.Context, *txn.Txn) error{
+		"read for update": func(ctx context.Context, tx *txn.Txn) error {
+			_, _, err := tx.Table("a").GetForUpdate(ctx, "hot", "f", "q")
+			return err
+		},
+		"read": func(ctx context.Context, tx *txn.Txn) error {
+			_, _, err := tx.Table("a").Get(ctx, "hot", "f", "q")
+			return err
+		},
+		"columns read": func(ctx context.Context, tx *txn.Txn) error {
+			_, err := tx.Table("a").ReadRow(ctx, "hot", txn.Columns(txn.Column{Family: "f", Qualifier: "q"}))
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				faults := txntest.NewFaults(t)
+				c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
+				// The cell is contended from the first wait on.
+				for call := range 3 {
+					hold := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
+					done := make(chan error, 2)
+					go func() {
+						_, err := c.Update(t.Context(), set("a", "hot"))
+						done <- err
+					}()
+					<-hold.Fired()
+					var runs atomic.Int64
+					go func() {
+						_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+							runs.Add(1)
+							tx.Table("a").Set("mine", "f", fmt.Sprint(call), nil)
+							err := read(ctx, tx)
+							tx.Table("a").Set("hot", "f", "q", []byte("v"))
+							return err
+						})
+						done <- err
+					}()
+					synctest.Wait()
+					hold.Release()
+					if err := errors.Join(<-done, <-done); err != nil {
+						t.Error(err)
+					}
+					if n := runs.Load(); call > 0 && n != 1 {
+						t.Errorf("call %d ran %d times", call, n)
+					}
+				}
+			})
+		})
+	}
 }

@@ -42,15 +42,28 @@ var (
 type View struct {
 	client *Client
 	name   string
-	ts     tso.Timestamp
-	txn    *Txn   // nil in a snapshot
-	reads  *reads // nil if reads share nothing
+	ts     tso.Timestamp // of a snapshot
+	txn    *Txn          // nil in a snapshot
+	reads  *reads        // nil if reads share nothing
+}
+
+// at returns the timestamp of the reads.
+func (v *View) at() tso.Timestamp {
+	if v.txn != nil {
+		return v.txn.startTS
+	}
+	return v.ts
 }
 
 // Get reads one cell. ok is false if the cell is absent. A value that is present may be
 // empty, and is never nil. The caller owns the slice. Get fails with ErrTooOld if garbage
 // collection has passed the timestamp, and with ErrDone after the end of the transaction.
 func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
+	return v.get(ctx, row, family, qualifier, false)
+}
+
+// get is Get. writes says that the transaction will write the cell.
+func (v *View) get(ctx context.Context, row, family, qualifier string, writes bool) (value []byte, ok bool, err error) {
 	cell := Cell{Table: v.name, Row: row, Family: family, Qualifier: qualifier}
 	if err := format.CheckCell(cell); err != nil {
 		return nil, false, err
@@ -65,7 +78,12 @@ func (v *View) Get(ctx context.Context, row, family, qualifier string) (value []
 	} else if err := v.client.resolver.CheckOpen(); err != nil {
 		return nil, false, err
 	}
-	if value, ok, err = v.readCell(ctx, cell); err != nil {
+	if v.txn.mayQueue() {
+		value, ok, err = v.readCellInTurn(ctx, cell, writes)
+	} else {
+		value, ok, err = v.readCell(ctx, cell)
+	}
+	if err != nil {
 		return nil, false, err
 	}
 	if v.txn != nil && v.txn.opts.serializable {
@@ -88,12 +106,16 @@ func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (big
 		return nil, err
 	}
 	if len(o.sel.Columns) > 0 && len(o.sel.Ranges) == 0 && o.sel.First == 0 && !o.sel.KeysOnly {
+		if v.txn.mayQueue() {
+			return v.readColumnsInTurn(ctx, row, o.sel)
+		}
 		return v.readColumns(ctx, row, o.sel, nil)
 	}
 	return v.readRow(ctx, row, o)
 }
 
 func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable.Row, error) {
+	v.txn.pin()
 	t, err := v.open(ctx, o.sel)
 	if err != nil {
 		return nil, err
@@ -103,8 +125,8 @@ func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable
 		own = v.txn.buffer.OverlayRow(v.name, row, o.sel)
 	}
 	ctx, span := v.traced(ctx)
-	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, own.Widen(o.sel), v.ts)
-	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
+	r, err := recovery.ReadVisible(ctx, v.client.resolver, t, row, own.Widen(o.sel), v.at())
+	err = v.client.resolver.SafePoint.AfterRead(ctx, v.at(), err)
 	span.EndWith(err)
 	if err != nil {
 		return nil, err
@@ -149,6 +171,7 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	if err := v.promote(set.Keys, o.sel); err != nil {
 		return err
 	}
+	v.txn.pin()
 	t, err := v.open(ctx, o.sel)
 	if err != nil {
 		return err
@@ -187,7 +210,7 @@ func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 	if v.txn != nil {
 		return v.client.resolver.Trace.Begin(v.txn.withTrace(ctx), "read", v.name)
 	}
-	return v.client.resolver.Trace.Read(ctx, v.name, v.ts)
+	return v.client.resolver.Trace.Read(ctx, v.name, v.at())
 }
 
 // open returns the table, if the transaction may still read and the table has the families of
@@ -247,14 +270,14 @@ func (v *View) readColumns(ctx context.Context, key string, sel store.Selection,
 	}
 	ctx, span := v.traced(ctx)
 	wide := store.Selection{Columns: append(sel.Columns[:len(sel.Columns):len(sel.Columns)], ahead...)}
-	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, t.VisibleAt(wide, v.ts), v.ts, v.reads.batchedRead(t, wide, v.ts))
-	err = v.client.resolver.SafePoint.AfterRead(ctx, v.ts, err)
+	row, raw, err := recovery.ReadResolved(ctx, v.client.resolver, t, key, sel, t.VisibleAt(wide, v.at()), v.at(), v.reads.batchedRead(t, wide, v.at()))
+	err = v.client.resolver.SafePoint.AfterRead(ctx, v.at(), err)
 	span.EndWith(err)
 	if err != nil {
 		return nil, err
 	}
 	if len(ahead) > 0 {
-		v.reads.cachePrefetched(ctx, t, key, raw, ahead, v.ts)
+		v.reads.cachePrefetched(ctx, t, key, raw, ahead, v.at())
 	}
 	if v.txn == nil {
 		return row, nil

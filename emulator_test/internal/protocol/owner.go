@@ -257,7 +257,7 @@ func prewrite(o *steps, t int) {
 		switch status := y.rows[row].status; status {
 		case rowLocked:
 			continue
-		case verify:
+		case verify, verifyAgain:
 			verifyRow(o, t, row)
 			all = false
 			continue
@@ -323,6 +323,8 @@ func verifyRow(o *steps, t, row int) {
 		others = others || (s.cells[cell].locks&^bit(t) != 0 && !m.is(BulkIgnoresLocks))
 		conflict = conflict || since(m, s, cell, s.txns[t].start) && !m.is(BulkIgnoresWrites)
 	}
+	// Locks that arrive later do not matter: their owners find this one.
+	others = others && s.txns[t].rows[row].status == verify
 	if !conflict && others && waits(m, s, t, m.txns[t].rows[row]) {
 		return
 	}
@@ -352,7 +354,7 @@ func locksOf(m *machine, s *state, t, row int) (found uint8) {
 }
 
 // awaitFound adds what an owner does that has found other locks (recovery.ResolveOthers): it gives up,
-// or waits until the locks are gone, and then reads the row again. Others' steps resolve them. It gives up
+// or waits until the locks are gone, and then reads the row again, for records. Others' steps resolve them. It gives up
 // if one is committed at or above its start_ts.
 func awaitFound(o *steps, t, row int) {
 	m, s := o.m, o.from
@@ -367,7 +369,8 @@ func awaitFound(o *steps, t, row int) {
 		}
 	}
 	o.add("T%d finds that the locks in its row %d are gone", t, row, func(n *state) {
-		if n.txns[t].rows[row].knows &^= foundLocks; m.is(BulkReadsOnce) {
+		n.txns[t].rows[row].knows &^= foundLocks
+		if n.txns[t].rows[row].status = verifyAgain; m.is(BulkReadsOnce) {
 			n.txns[t].rows[row].status = rowLocked
 		}
 	})

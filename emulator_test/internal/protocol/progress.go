@@ -382,7 +382,7 @@ func beginAgain(o *steps, t int) {
 			c.records[t] = 0
 		}
 		z := txnState{}
-		if m.Retry == Updates && y.phase != committed && !m.is(BulkAgain) {
+		if y.phase != committed && !m.is(BulkAgain) {
 			z.lost = 1
 		}
 		n.txns[t] = z

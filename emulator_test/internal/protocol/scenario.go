@@ -88,9 +88,8 @@ type Retry uint8
 
 // How clients begin again.
 const (
-	Never   Retry = iota
-	Begins        // each attempt is a new transaction (Client.Begin)
-	Updates       // after a conflict, rows are prewritten one by one (Client.Update)
+	Never  Retry = iota
+	Begins       // each attempt is a new transaction. After a conflict, rows are prewritten one by one
 )
 
 // machine is a Scenario prepared for exploration, with a planted bug.

@@ -108,6 +108,7 @@ const (
 	waitBulk
 	verify
 	rowLocked
+	verifyAgain // the locks that the owner has found are gone
 )
 
 // Requests about a row.

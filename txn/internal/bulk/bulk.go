@@ -9,6 +9,7 @@
 package bulk
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -30,12 +31,22 @@ import (
 const minRows = 2
 
 // Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
-// The property of a table allows that. The row of txn.ForUpdate, which needs a condition, is the
-// primary's.
-func Split(all []*store.RowWrites, startTS tso.Timestamp) (rows, bulk []*store.RowWrites) {
+// The property of a table allows that, for rows without any of the contended cells. The row of
+// txn.ForUpdate, which needs a condition, is the primary's.
+func Split(all []*store.RowWrites, startTS tso.Timestamp, contended []format.Cell) (rows, bulk []*store.RowWrites) {
+	var busy map[row]bool
+	if len(contended) > 0 {
+		busy = make(map[row]bool, len(contended))
+		for _, c := range contended {
+			busy[row{c.Table, c.Row}] = true
+		}
+	}
+	allowed := func(r *store.RowWrites) bool {
+		return r.Table.Schema.AllowsBulk(startTS) && !busy[row{r.Table.Name, r.Row}]
+	}
 	n := 0
-	for _, row := range all[1:] {
-		if row.Table.Schema.AllowsBulk(startTS) {
+	for _, r := range all[1:] {
+		if allowed(r) {
 			n++
 		}
 	}
@@ -43,15 +54,17 @@ func Split(all []*store.RowWrites, startTS tso.Timestamp) (rows, bulk []*store.R
 		return all, nil
 	}
 	rows, bulk = all[:1:1], make([]*store.RowWrites, 0, n)
-	for _, row := range all[1:] {
-		if row.Table.Schema.AllowsBulk(startTS) {
-			bulk = append(bulk, row)
+	for _, r := range all[1:] {
+		if allowed(r) {
+			bulk = append(bulk, r)
 		} else {
-			rows = append(rows, row)
+			rows = append(rows, r)
 		}
 	}
 	return rows, bulk
 }
+
+type row struct{ table, key string }
 
 // A Prewrite is the bulk prewrite of one transaction.
 type Prewrite struct {
@@ -149,42 +162,58 @@ func (p *Prewrite) Verify(ctx context.Context) (err error) {
 	return p.eachTable(ctx, p.verifyTable)
 }
 
-// verifyTable verifies rows of a table. It resolves locks of other transactions as the prewrite of one row does, and
-// reads their rows again.
+// verifyTable verifies rows of a table. It reads them once, when they are locked, and resolves the
+// locks of other transactions as the prewrite of one row does. Then it reads the rows that had such
+// locks once more, for records: a lock that is gone may have become one.
+//
+// Locks that arrive after the first read do not matter. The owner of such a lock finds ours when it
+// verifies its rows. It waits for our outcome if it is older, and aborts if it is younger. So the
+// oldest of several transactions waits for those that it has found, and not for their next attempts.
 func (p *Prewrite) verifyTable(ctx context.Context, rows []*store.RowWrites) error {
-	t := rows[0].Table
-	for len(rows) > 0 {
-		var locked []*store.RowWrites
-		var others []*format.Lock
-		var failed error
-		set := store.RowSet{Keys: make([]string, 0, len(rows))}
-		for _, row := range rows { // sorted by key
-			set.Keys = append(set.Keys, row.Row)
+	var locked []*store.RowWrites
+	var others []*format.Lock
+	var crowded *format.ConflictError
+	err := p.read(ctx, rows, store.Others(p.StartTS), func(row *store.RowWrites, raw bigtable.Row) error {
+		if len(raw[format.LockFamily]) > 0 {
+			locked = append(locked, row)
 		}
-		err := t.ReadListed(ctx, set, store.Others(p.StartTS), func(raw bigtable.Row) bool {
-			i, _ := slices.BinarySearchFunc(rows, raw.Key(), func(r *store.RowWrites, key string) int { return strings.Compare(r.Row, key) })
-			row := rows[i]
-			onlyColumnsOf(row, raw)
-			if failed = recovery.FindConflict(row, raw, p.StartTS); failed == nil {
-				_, failed = recovery.LocksIn(row, raw, p.StartTS, &others)
-			}
-			if len(raw[format.LockFamily]) > 0 {
-				locked = append(locked, row)
-			}
-			return failed == nil
-		})
-		if failed != nil {
-			return failed
+		before := len(others)
+		_, err := recovery.LocksIn(row, raw, p.StartTS, &others)
+		if len(others)-before >= store.MaxOthers {
+			l := others[before]
+			crowded = &format.ConflictError{Cell: l.Cell, StartTS: p.StartTS, ConflictTS: l.StartTS, Reason: format.ConflictLock}
 		}
-		if err != nil {
-			return err
-		}
-		if err := recovery.ResolveOthers(ctx, p.Resolver, others, p.StartTS, p.Unlatch); err != nil {
-			return err
-		}
-		rows = locked
+		return err
+	})
+	if err != nil || len(others) == 0 {
+		return err
 	}
-	return nil
+	if err := recovery.ResolveOthers(ctx, p.Resolver, others, p.StartTS, p.Unlatch); err != nil {
+		return err
+	}
+	if crowded != nil {
+		return crowded // there may be more locks than the answer shows
+	}
+	return p.read(ctx, locked, store.WrittenSince(p.StartTS+1), func(*store.RowWrites, bigtable.Row) error { return nil })
+}
+
+// read reads rows of a table with f. It returns a conflict if one has a record or mark above start_ts,
+// and the first error of each.
+func (p *Prewrite) read(ctx context.Context, rows []*store.RowWrites, f bigtable.Filter, each func(*store.RowWrites, bigtable.Row) error) error {
+	set := store.RowSet{Keys: make([]string, 0, len(rows))}
+	for _, row := range rows { // sorted by key
+		set.Keys = append(set.Keys, row.Row)
+	}
+	var failed error
+	err := rows[0].Table.ReadListed(ctx, set, f, func(raw bigtable.Row) bool {
+		i, _ := slices.BinarySearchFunc(rows, raw.Key(), func(r *store.RowWrites, key string) int { return strings.Compare(r.Row, key) })
+		onlyColumnsOf(rows[i], raw)
+		if failed = recovery.FindConflict(rows[i], raw, p.StartTS); failed == nil {
+			failed = each(rows[i], raw)
+		}
+		return failed == nil
+	})
+	return cmp.Or(failed, err)
 }
 
 // onlyColumnsOf removes the metadata of other columns than those that the transaction writes.

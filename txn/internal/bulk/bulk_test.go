@@ -37,7 +37,7 @@ func TestSplit(t *testing.T) {
 		for _, i := range tt.all {
 			in = append(in, all[i])
 		}
-		rows, some := bulk.Split(in, 10)
+		rows, some := bulk.Split(in, 10, nil)
 		index := func(rows []*store.RowWrites) (at []int) {
 			for _, r := range rows {
 				at = append(at, slices.Index(all, r))

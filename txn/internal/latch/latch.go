@@ -2,9 +2,9 @@ package latch
 
 import (
 	"context"
-	"hash/maphash"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -15,93 +15,198 @@ import (
 // first committer wins. Transactions of one client need no requests to find that out: a
 // transaction queues for the cells that it will write. After a conflict, it queues before
 // its next run, so that its new start_ts is above the commit of the transaction in front.
+//
+// Each cell has a queue of its own, so the rows that only one transaction writes hold up nobody. The
+// client remembers for a minute which cells were contended. Transactions of Update queue for them when
+// they read them, and large transactions queue for no others.
 
 const (
-	// latchSlots is how many slots the cells are distributed over.
-	latchSlots = 1024
-	// maxLatched is how many cells a transaction may write to take latches. A larger one
-	// continues without: cells share slots, and two transactions of 100 cells each always have
-	// a slot in common. So the transactions of a job would wait for each other.
-	maxLatched = 16
-	// maxOvertaken is how often other transactions may overtake a waiting one at its
-	// slots.
+	// contendedFor is how long a cell is contended after a conflict or a wait.
+	contendedFor = time.Minute
+	// maxContended is how many contended cells a client remembers. If there are more, it forgets those
+	// that nobody uses.
+	maxContended = 4096
+	// maxLatched is how many cells a transaction may write to queue for all of them. A larger one
+	// queues for those that are contended.
+	maxLatched = 64
+	// maxFree is how many queues are kept for reuse.
+	maxFree = 64
+	// maxOvertaken is how often other transactions may overtake a waiting one at its cells.
 	maxOvertaken = 8
-	// maxLatchQueue is how many transactions may wait at one slot. The next one continues
+	// maxLatchQueue is how many transactions may wait for one cell. The next one continues
 	// without latches.
 	maxLatchQueue = 1024
+	// sureAfter is how many transactions in a row must have written a cell that they had read,
+	// before the next one queues when it reads the cell.
+	sureAfter = 2
 )
 
-// Latches are the queues of one client. Each cell hashes to a slot. A transaction enters
-// the queues of all its slots at once. It gets all slots at once, when all are free, so no
-// transaction holds one slot while it waits for another. Transactions behind it may
+// Latches are the queues of one client. A transaction enters
+// the queues of all its cells at once. It gets all of them at once, when all are free, so no
+// transaction holds one while it waits for another. Transactions behind it may
 // overtake it meanwhile, but only maxOvertaken times.
 type Latches struct {
 	wait time.Duration // how long a transaction may hold up another one; negative: no latches
-	seed maphash.Seed
 
+	some  atomic.Bool // a cell has been contended
 	mu    sync.Mutex
-	slots [latchSlots]latchSlot
+	cells map[format.Cell]*queue // those that are in use or contended
+	free  []*queue
 }
 
-type latchSlot struct {
-	holder *Latch    // nil: free
-	since  time.Time // when holder got the slot
-	queue  []*Latch  // waiting, in the order of their arrival
+type queue struct {
+	cell      format.Cell
+	contended time.Time // the last conflict or wait; zero: there was none
+	wrote     int       // how many transactions in a row have written the cell, of those that read it
+	holder    *Latch    // nil: free
+	since     time.Time // when holder got the cell
+	waiting   []*Latch  // in the order of their arrival
 }
+
+func (q *queue) idle() bool { return q.holder == nil && len(q.waiting) == 0 }
 
 // A Latch is what one transaction holds or waits for. A nil Latch holds nothing.
 type Latch struct {
 	latches *Latches
-	slots   []uint16      // ascending
-	inline  [4]uint16     // memory for slots, if they are few
-	granted chan struct{} // closed when the Latch gets its slots; nil: it did not wait
-	// overtaken counts how often a Latch behind this one got a slot first.
+	queues  []*queue
+	inline  [2]*queue     // memory for queues, if they are few
+	granted chan struct{} // closed when the Latch gets its cells; nil: it did not wait
+	// overtaken counts how often a Latch behind this one got a cell first.
 	overtaken int
 }
 
 // New returns the queues of a client. wait is how long a transaction waits at most for one
 // other transaction; if it is negative, there are no latches.
-func New(wait time.Duration) *Latches {
-	return &Latches{wait: wait, seed: maphash.MakeSeed()}
+func New(wait time.Duration) *Latches { return &Latches{wait: wait, cells: map[format.Cell]*queue{}} }
+
+// Conflicted says that a cell is contended.
+func (ls *Latches) Conflicted(cell format.Cell) {
+	if ls.wait < 0 {
+		return
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.markContended(ls.queueOf(cell))
 }
 
-// SlotsOf appends the slots of a commit's cells to slots, and sorts them. The result is nil
-// if the commit takes no latches.
-func (ls *Latches) SlotsOf(rows []*store.RowWrites, slots []uint16) []uint16 {
+// markContended notes a conflict or a wait. ls.mu is held.
+func (ls *Latches) markContended(q *queue) {
+	q.contended = time.Now()
+	ls.some.Store(true)
+}
+
+// queueOf returns the queue of a cell. ls.mu is held.
+func (ls *Latches) queueOf(cell format.Cell) *queue {
+	if q := ls.cells[cell]; q != nil {
+		return q
+	}
+	for long := contendedFor; len(ls.cells) >= maxContended && long >= 0; long -= contendedFor {
+		for c, q := range ls.cells {
+			if q.idle() && time.Since(q.contended) >= long {
+				delete(ls.cells, c)
+			}
+		}
+	}
+	q := &queue{}
+	if n := len(ls.free); n > 0 {
+		q, ls.free = ls.free[n-1], ls.free[:n-1]
+	}
+	*q = queue{cell: cell, wrote: sureAfter}
+	ls.cells[cell] = q
+	return q
+}
+
+// forget removes the queues that nobody uses, of cells that are not contended. ls.mu is held.
+func (ls *Latches) forget(queues []*queue) {
+	for _, q := range queues {
+		if q.idle() && q.contended.IsZero() && ls.cells[q.cell] == q {
+			delete(ls.cells, q.cell)
+			if len(ls.free) < maxFree {
+				ls.free = append(ls.free, q)
+			}
+		}
+	}
+}
+
+// isContended reports whether a cell has conflicted lately. ls.mu is held.
+func (ls *Latches) isContended(cell format.Cell, now time.Time) bool {
+	q := ls.cells[cell]
+	return q != nil && now.Sub(q.contended) < contendedFor
+}
+
+// CellsOf appends the cells that a commit of rows queues for.
+func (ls *Latches) CellsOf(rows []*store.RowWrites, cells []format.Cell) []format.Cell {
 	n := 0
 	for _, r := range rows {
 		n += len(r.Writes)
 	}
-	if ls.wait < 0 || n > maxLatched {
+	switch {
+	case ls.wait < 0:
 		return nil
+	case n > maxLatched:
+		return append(cells, ls.Contended(rows)...)
 	}
+	cells = slices.Grow(cells, n)
 	for _, r := range rows {
 		for _, w := range r.Writes {
-			slots = append(slots, uint16(hashCell(&w.Cell, ls.seed)%latchSlots))
+			cells = append(cells, w.Cell)
 		}
 	}
-	slices.Sort(slots)
-	return slices.Compact(slots)
+	return cells
 }
 
-func hashCell(c *format.Cell, seed maphash.Seed) uint64 {
-	const odd = 0x9e3779b97f4a7c15
-	h := maphash.String(seed, c.Row)
-	h = h*odd ^ maphash.String(seed, c.Qualifier)
-	h = h*odd ^ maphash.String(seed, c.Family)
-	return h*odd ^ maphash.String(seed, c.Table)
+// Any reports whether a cell has been contended.
+func (ls *Latches) Any() bool { return ls.some.Load() }
+
+// Contended returns the cells of rows that have conflicted lately.
+func (ls *Latches) Contended(rows []*store.RowWrites) (cells []format.Cell) {
+	if !ls.some.Load() {
+		return nil
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	now := time.Now()
+	for _, r := range rows {
+		for _, w := range r.Writes {
+			if ls.isContended(w.Cell, now) {
+				cells = append(cells, w.Cell)
+			}
+		}
+	}
+	return cells
 }
 
-// Acquire waits until it holds all of slots. A nil Latch without an error means that the
-// caller continues without: another transaction had one of the slots for Config.LatchWait, or
-// a queue is full, or slots is empty. The error is that of the ended context.
-func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waited bool, err error) {
-	if len(slots) == 0 {
+// Expects reports whether a transaction that reads a cell should queue for it: it has conflicted
+// lately, and those that read it have written it.
+func (ls *Latches) Expects(cell format.Cell, certain bool) bool {
+	if !ls.some.Load() {
+		return false
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.isContended(cell, time.Now()) && (certain || ls.cells[cell].wrote >= sureAfter)
+}
+
+// Ended notes whether a transaction has written a cell that it queued for when it read it.
+func (ls *Latches) Ended(cell format.Cell, wrote bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if q := ls.cells[cell]; q != nil && wrote {
+		q.wrote++
+	} else if q != nil {
+		q.wrote = 0
+	}
+}
+
+// Acquire waits until it holds all of cells. A nil Latch without an error means that the
+// caller continues without: another transaction had one of the cells for too long, or
+// a queue is full, or cells is empty. The error is that of the ended context.
+func (ls *Latches) Acquire(ctx context.Context, cells []format.Cell) (l *Latch, waited bool, err error) {
+	if len(cells) == 0 {
 		return nil, false, nil
 	}
 	l = &Latch{latches: ls}
-	l.slots = append(l.inline[:0], slots...)
-	if full := ls.takeOrEnqueue(l); full {
+	if full := ls.takeOrEnqueue(l, cells); full {
 		return nil, false, nil
 	}
 	if l.granted == nil {
@@ -127,52 +232,69 @@ func (ls *Latches) Acquire(ctx context.Context, slots []uint16) (l *Latch, waite
 	}
 }
 
+// Try returns a Latch that holds all of cells, or nil if it would have to wait.
+func (ls *Latches) Try(cells []format.Cell) *Latch {
+	l := &Latch{latches: ls}
+	if len(cells) == 0 || !l.Extend(cells) {
+		return nil
+	}
+	return l
+}
+
 // patience returns how much longer l waits before it looks again. It is 0 if a transaction has
-// had one of l's slots for as long as another one waits at most. As long as the queue moves, l
+// had one of l's cells for as long as another one waits at most. As long as the queue moves, l
 // keeps its place, however long the queue is.
 func (ls *Latches) patience(l *Latch) time.Duration {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	more := ls.wait
-	for _, n := range l.slots {
-		if s := &ls.slots[n]; s.holder != nil {
-			more = min(more, ls.wait-time.Since(s.since))
+	for _, q := range l.queues {
+		if q.holder != nil {
+			more = min(more, ls.wait-time.Since(q.since))
 		}
 	}
 	return more
 }
 
-// takeOrEnqueue grants l its slots if they are available. Otherwise it puts l into their
+// takeOrEnqueue grants l its cells if they are available. Otherwise it puts l into their
 // queues. full reports that a queue had no room.
-func (ls *Latches) takeOrEnqueue(l *Latch) (full bool) {
+func (ls *Latches) takeOrEnqueue(l *Latch, cells []format.Cell) (full bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	if l.queues = l.inline[:0]; len(cells) > len(l.inline) {
+		l.queues = make([]*queue, 0, len(cells))
+	}
+	for _, c := range cells {
+		l.queues = append(l.queues, ls.queueOf(c))
+	}
 	if ls.available(l) {
 		ls.grant(l)
 		return false
 	}
-	for _, n := range l.slots {
-		if len(ls.slots[n].queue) >= maxLatchQueue {
+	for _, q := range l.queues {
+		if len(q.waiting) >= maxLatchQueue {
+			ls.forget(l.queues)
 			return true
 		}
 	}
 	l.granted = make(chan struct{})
-	for _, n := range l.slots {
-		s := &ls.slots[n]
-		s.queue = append(s.queue, l)
+	for _, q := range l.queues {
+		if q.holder != nil {
+			ls.markContended(q)
+		}
+		q.waiting = append(q.waiting, l)
 	}
 	return false
 }
 
-// available reports whether l may have its slots now: all are free, and no Latch in front
+// available reports whether l may have its cells now: all are free, and no Latch in front
 // of l has been overtaken too often. ls.mu is held.
 func (ls *Latches) available(l *Latch) bool {
-	for _, n := range l.slots {
-		s := &ls.slots[n]
-		if s.holder != nil {
+	for _, q := range l.queues {
+		if q.holder != nil {
 			return false
 		}
-		for _, other := range s.queue {
+		for _, other := range q.waiting {
 			if other == l {
 				break
 			}
@@ -184,13 +306,12 @@ func (ls *Latches) available(l *Latch) bool {
 	return true
 }
 
-// grant gives l its slots and removes it from their queues. ls.mu is held.
+// grant gives l its cells and removes it from their queues. ls.mu is held.
 func (ls *Latches) grant(l *Latch) {
 	now := time.Now()
-	for _, n := range l.slots {
-		s := &ls.slots[n]
-		s.holder, s.since = l, now
-		for _, other := range s.queue {
+	for _, q := range l.queues {
+		q.holder, q.since = l, now
+		for _, other := range q.waiting {
 			if other == l {
 				break
 			}
@@ -205,48 +326,46 @@ func (ls *Latches) grant(l *Latch) {
 
 // dequeue removes l from the queues. ls.mu is held.
 func (ls *Latches) dequeue(l *Latch) {
-	for _, n := range l.slots {
-		s := &ls.slots[n]
-		if i := slices.Index(s.queue, l); i >= 0 {
-			s.queue = slices.Delete(s.queue, i, i+1)
+	for _, q := range l.queues {
+		if i := slices.Index(q.waiting, l); i >= 0 {
+			q.waiting = slices.Delete(q.waiting, i, i+1)
 		}
-		if len(s.queue) == 0 {
-			s.queue = nil
+		if len(q.waiting) == 0 {
+			q.waiting = nil
 		}
 	}
 }
 
-// stopWaiting removes l from the queues. It also frees those of its slots that their holders
+// stopWaiting removes l from the queues. It also frees those of its cells that their holders
 // have had for as long as a transaction may wait. So a function that runs long holds up one
 // transaction, and not the next ones.
 func (ls *Latches) stopWaiting(l *Latch) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	ls.dequeue(l)
-	for _, n := range l.slots {
-		s := &ls.slots[n]
-		// l may have got the slot just now.
-		if s.holder == l || time.Since(s.since) >= ls.wait {
-			s.holder = nil
+	for _, q := range l.queues {
+		// l may have got the cell just now.
+		if q.holder == l || time.Since(q.since) >= ls.wait {
+			q.holder = nil
 		}
 	}
-	ls.grantFree(l.slots)
+	ls.grantFree(l.queues)
+	ls.forget(l.queues)
 }
 
-// grantFree grants slots that are free to the first waiting Latch that may have them.
+// grantFree grants cells that are free to the first waiting Latch that may have them.
 // ls.mu is held.
-func (ls *Latches) grantFree(slots []uint16) {
-	for _, n := range slots {
-		s := &ls.slots[n]
-		for i := 0; s.holder == nil && i < len(s.queue); i++ {
-			if l := s.queue[i]; ls.available(l) {
+func (ls *Latches) grantFree(queues []*queue) {
+	for _, q := range queues {
+		for i := 0; q.holder == nil && i < len(q.waiting); i++ {
+			if l := q.waiting[i]; ls.available(l) {
 				ls.grant(l)
 			}
 		}
 	}
 }
 
-// Release frees the slots that l still holds. It may be called more than once.
+// Release frees the cells that l still holds. It may be called more than once.
 func (l *Latch) Release() {
 	if l == nil {
 		return
@@ -254,23 +373,52 @@ func (l *Latch) Release() {
 	ls := l.latches
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	for _, n := range l.slots {
-		if s := &ls.slots[n]; s.holder == l {
-			s.holder = nil
+	for _, q := range l.queues {
+		if q.holder == l {
+			q.holder = nil
 		}
 	}
-	ls.grantFree(l.slots)
+	ls.grantFree(l.queues)
+	ls.forget(l.queues)
 }
 
-// Covers reports whether l was acquired for all of slots.
-func (l *Latch) Covers(slots []uint16) bool {
+// Extend adds to l those of cells that it lacks, if they are free. Otherwise it changes nothing.
+func (l *Latch) Extend(cells []format.Cell) bool {
 	if l == nil {
-		return false
+		return len(cells) == 0
 	}
-	for _, n := range slots {
-		if _, ok := slices.BinarySearch(l.slots, n); !ok {
+	ls := l.latches
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	var more []*queue
+	for _, c := range cells {
+		q := ls.queueOf(c)
+		if slices.Contains(l.queues, q) {
+			continue
+		}
+		if more = append(more, q); !q.idle() {
+			ls.forget(more)
 			return false
 		}
 	}
+	now := time.Now()
+	for _, q := range more {
+		q.holder, q.since = l, now
+	}
+	l.queues = append(l.queues, more...)
 	return true
+}
+
+// Renew lets those that wait for l wait on: what l waits for has moved.
+func (l *Latch) Renew() {
+	if l == nil {
+		return
+	}
+	l.latches.mu.Lock()
+	defer l.latches.mu.Unlock()
+	for _, q := range l.queues {
+		if q.holder == l {
+			q.since = time.Now()
+		}
+	}
 }

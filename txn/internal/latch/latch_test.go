@@ -20,15 +20,30 @@ func (ls *Latches) wantIdle(t *testing.T) {
 	t.Helper()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	for n, s := range ls.slots {
-		if s.holder != nil || s.queue != nil {
-			t.Errorf("slot %d is held (%v), %d wait", n, s.holder != nil, len(s.queue))
+	for c, q := range ls.cells {
+		if !q.idle() || q.waiting != nil {
+			t.Errorf("cell %s is held (%v), %d wait", c, q.holder != nil, len(q.waiting))
 		}
 	}
 }
 
-// TestLatchesExclude: transactions take random slots. No two hold one slot, none waits
-// without limit, and the slots are free in the end, even those of transactions that gave up.
+// cells returns cells with numbers as names.
+func cells(names ...int) (cells []format.Cell) {
+	for _, n := range names {
+		cells = append(cells, format.Cell{Table: "t", Row: fmt.Sprint(n), Family: "f"})
+	}
+	return cells
+}
+
+func rowsOf(cells []format.Cell) (rows []*store.RowWrites) {
+	for _, c := range cells {
+		rows = append(rows, &store.RowWrites{Row: c.Row, Writes: []*store.Write{{Cell: c}}})
+	}
+	return rows
+}
+
+// TestLatchesExclude: transactions take random cells. No two hold one cell, none waits
+// without limit, and the cells are free in the end, even those of transactions that gave up.
 func TestLatchesExclude(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Hour)
@@ -40,14 +55,14 @@ func TestLatchesExclude(t *testing.T) {
 			g.Go(func() {
 				rnd := rand.New(rand.NewPCG(1, uint64(w)))
 				for range 50 {
-					slots := make([]uint16, 1+rnd.IntN(4))
-					for i := range slots {
-						slots[i] = uint16(rnd.IntN(len(holders)))
+					some := make([]int, 1+rnd.IntN(4))
+					for i := range some {
+						some[i] = rnd.IntN(len(holders))
 					}
-					slices.Sort(slots)
-					slots = slices.Compact(slots)
+					slices.Sort(some)
+					some = slices.Compact(some)
 					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+rnd.IntN(200))*time.Millisecond)
-					l, _, err := ls.Acquire(ctx, slots)
+					l, _, err := ls.Acquire(ctx, cells(some...))
 					cancel()
 					if err != nil {
 						if !errors.Is(err, context.DeadlineExceeded) {
@@ -59,15 +74,15 @@ func TestLatchesExclude(t *testing.T) {
 						continue
 					}
 					mu.Lock()
-					for _, n := range slots {
+					for _, n := range some {
 						if holders[n]++; holders[n] > 1 {
-							t.Errorf("slot %d has %d holders", n, holders[n])
+							t.Errorf("cell %d has %d holders", n, holders[n])
 						}
 					}
 					mu.Unlock()
 					<-time.After(time.Duration(rnd.IntN(10)) * time.Millisecond)
 					mu.Lock()
-					for _, n := range slots {
+					for _, n := range some {
 						holders[n]--
 					}
 					mu.Unlock()
@@ -84,24 +99,24 @@ func TestLatchesExclude(t *testing.T) {
 	})
 }
 
-// TestLatchesServeInTurn: transactions that need one slot overtake one that needs two, but
+// TestLatchesServeInTurn: transactions that need one cell overtake one that needs two, but
 // only maxOvertaken times.
 func TestLatchesServeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Hour)
-		got := func(slots ...uint16) *Latch {
-			l, waited, err := ls.Acquire(t.Context(), slots)
+		got := func(some ...int) *Latch {
+			l, waited, err := ls.Acquire(t.Context(), cells(some...))
 			if l == nil || waited || err != nil {
-				t.Fatalf("slots %v: %v, waited: %v, %v", slots, l, waited, err)
+				t.Fatalf("cells %v: %v, waited: %v, %v", some, l, waited, err)
 			}
 			return l
 		}
 		first := got(2)
 		served := make(chan string, 100)
 		var g sync.WaitGroup
-		wait := func(name string, slots ...uint16) {
+		wait := func(name string, some ...int) {
 			g.Go(func() {
-				l, _, err := ls.Acquire(t.Context(), slots)
+				l, _, err := ls.Acquire(t.Context(), cells(some...))
 				if l == nil || err != nil {
 					t.Errorf("%s: %v", name, err)
 					return
@@ -118,7 +133,7 @@ func TestLatchesServeInTurn(t *testing.T) {
 		}
 		<-time.After(time.Second)
 		if n := len(served); n != maxOvertaken {
-			t.Errorf("%d overtook the transaction that waits for two slots, want %d", n, maxOvertaken)
+			t.Errorf("%d overtook the transaction that waits for two cells, want %d", n, maxOvertaken)
 		}
 		first.Release()
 		g.Wait()
@@ -140,18 +155,18 @@ func TestLatchesServeInTurn(t *testing.T) {
 func TestLatchesAreOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Second)
-		stuck, _, _ := ls.Acquire(t.Context(), []uint16{7})
+		stuck, _, _ := ls.Acquire(t.Context(), cells(7))
 		<-time.After(10 * time.Second)
 		began := time.Now()
-		if l, waited, err := ls.Acquire(t.Context(), []uint16{7}); l != nil || !waited || err != nil || time.Since(began) != time.Second {
+		if l, waited, err := ls.Acquire(t.Context(), cells(7)); l != nil || !waited || err != nil || time.Since(began) != time.Second {
 			t.Errorf("%v, waited: %v, %v after %v", l, waited, err, time.Since(began))
 		}
-		l, waited, err := ls.Acquire(t.Context(), []uint16{7})
+		l, waited, err := ls.Acquire(t.Context(), cells(7))
 		if l == nil || waited || err != nil {
 			t.Fatalf("the next transaction did not get the slot at once: latch %v, waited: %v, error %v", l, waited, err)
 		}
 		stuck.Release() // the slot belongs to l now
-		if l.latches.slots[7].holder != l {
+		if l.queues[0].holder != l {
 			t.Error("a transaction that had lost the slot released it")
 		}
 		l.Release()
@@ -166,30 +181,30 @@ func TestLatchesKeepTheirPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Second)
 		began := time.Now()
-		holds := func(slots []uint16, at, hold, wantAt time.Duration, want bool) {
+		holds := func(some []format.Cell, at, hold, wantAt time.Duration, want bool) {
 			time.AfterFunc(at, func() {
-				l, waited, err := ls.Acquire(t.Context(), slots)
+				l, waited, err := ls.Acquire(t.Context(), some)
 				if got := time.Since(began); got != wantAt || (l != nil) != want || waited != (got != at) || err != nil {
-					t.Errorf("asked for %v after %v: %v after %v, waited: %v, %v; want %v after %v", slots, at, l != nil, got, waited, err, want, wantAt)
+					t.Errorf("asked for %v after %v: %v after %v, waited: %v, %v; want %v after %v", some, at, l != nil, got, waited, err, want, wantAt)
 				}
 				<-time.After(hold)
 				l.Release()
 			})
 		}
 		const ms = time.Millisecond
-		holds([]uint16{7}, 0, 800*ms, 0, true)
-		holds([]uint16{7}, 100*ms, 800*ms, 800*ms, true)
-		holds([]uint16{7}, 200*ms, 10*time.Second, 1600*ms, true)
-		holds([]uint16{7}, 300*ms, 0, 2600*ms, false) // the third one has had it for a second
-		holds([]uint16{7}, 3*time.Second, 0, 3*time.Second, true)
+		holds(cells(7), 0, 800*ms, 0, true)
+		holds(cells(7), 100*ms, 800*ms, 800*ms, true)
+		holds(cells(7), 200*ms, 10*time.Second, 1600*ms, true)
+		holds(cells(7), 300*ms, 0, 2600*ms, false) // the third one has had it for a second
+		holds(cells(7), 3*time.Second, 0, 3*time.Second, true)
 
-		holds([]uint16{1}, 0, ms, 0, true) // free from then on
-		holds([]uint16{2}, 5*time.Second, 500*ms, 5*time.Second, true)
-		holds([]uint16{2}, 5*time.Second+ms, 700*ms, 5500*ms, true)
-		holds([]uint16{1, 2}, 5*time.Second+2*ms, 0, 6200*ms, true)
+		holds(cells(1), 0, ms, 0, true) // free from then on
+		holds(cells(2), 5*time.Second, 500*ms, 5*time.Second, true)
+		holds(cells(2), 5*time.Second+ms, 700*ms, 5500*ms, true)
+		holds(cells(1, 2), 5*time.Second+2*ms, 0, 6200*ms, true)
 
-		stuck, _, _ := ls.Acquire(t.Context(), []uint16{3})
-		holds([]uint16{3}, 0, 0, time.Second, false) // it has had the slot for exactly a second
+		stuck, _, _ := ls.Acquire(t.Context(), cells(3))
+		holds(cells(3), 0, 0, time.Second, false) // it has had the slot for exactly a second
 		<-time.After(time.Minute)
 		stuck.Release()
 		ls.wantIdle(t)
@@ -197,24 +212,24 @@ func TestLatchesKeepTheirPlace(t *testing.T) {
 }
 
 // TestLatchesPassOn: a transaction that stops waiting lets those behind it continue at
-// once: they get the slots that it freed, or that were kept for it.
+// once: they get the cells that it freed, or that were kept for it.
 func TestLatchesPassOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Second)
-		acquire := func(ctx context.Context, slots ...uint16) <-chan *Latch {
+		acquire := func(ctx context.Context, some ...int) <-chan *Latch {
 			got := make(chan *Latch, 1)
 			go func() {
-				l, _, _ := ls.Acquire(ctx, slots)
+				l, _, _ := ls.Acquire(ctx, cells(some...))
 				got <- l
 			}()
-			synctest.Wait() // until it has the slots, or is in their queues
+			synctest.Wait() // until it has the cells, or is in their queues
 			return got
 		}
 		want := func(got <-chan *Latch, after time.Duration) {
 			t.Helper()
 			began := time.Now()
 			if l := <-got; l == nil || time.Since(began) != after {
-				t.Errorf("got %v after %v, want the slots after %v", l, time.Since(began), after)
+				t.Errorf("got %v after %v, want the cells after %v", l, time.Since(began), after)
 			} else {
 				defer l.Release()
 			}
@@ -243,47 +258,29 @@ func TestLatchesPassOn(t *testing.T) {
 		cancel()
 		want(behind, 0)
 		if l := <-both; l != nil {
-			t.Error("the cancelled transaction got its slots")
+			t.Error("the cancelled transaction got its cells")
 		}
 		first.Release()
 		ls.wantIdle(t)
 	})
 }
 
-// TestLatchesOfLargeTransactions: a transaction of more than maxLatched cells, in however many
-// rows, takes no latches.
-func TestLatchesOfLargeTransactions(t *testing.T) {
-	ls := New(time.Hour)
-	rows := []*store.RowWrites{{Row: "a"}, {Row: "b"}}
-	for i := range maxLatched {
-		c := format.Cell{Table: "t", Row: rows[i%2].Row, Family: "f", Qualifier: fmt.Sprint(i)}
-		rows[i%2].Writes = append(rows[i%2].Writes, &store.Write{Cell: c})
-	}
-	if len(ls.SlotsOf(rows, nil)) == 0 {
-		t.Errorf("%d cells: no latches", maxLatched)
-	}
-	rows[0].Writes = append(rows[0].Writes, &store.Write{Cell: format.Cell{Table: "t", Row: "a", Family: "f", Qualifier: "one more"}})
-	if slots := ls.SlotsOf(rows, nil); slots != nil {
-		t.Errorf("%d cells: slots %v, want no latches", maxLatched+1, slots)
-	}
-}
-
 // TestLatchQueueIsBounded: if a queue is full, the next transaction continues without.
 func TestLatchQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := New(time.Hour)
-		first, _, _ := ls.Acquire(t.Context(), []uint16{7})
+		first, _, _ := ls.Acquire(t.Context(), cells(7))
 		ctx, cancel := context.WithCancel(t.Context())
 		var g sync.WaitGroup
 		for range maxLatchQueue {
 			g.Go(func() {
-				if l, _, err := ls.Acquire(ctx, []uint16{7}); l != nil || !errors.Is(err, context.Canceled) {
+				if l, _, err := ls.Acquire(ctx, cells(7)); l != nil || !errors.Is(err, context.Canceled) {
 					t.Errorf("%v, %v", l, err)
 				}
 			})
 		}
 		synctest.Wait()
-		if l, waited, err := ls.Acquire(t.Context(), []uint16{6, 7}); l != nil || waited || err != nil {
+		if l, waited, err := ls.Acquire(t.Context(), cells(6, 7)); l != nil || waited || err != nil {
 			t.Errorf("%v, waited: %v, %v; want to continue at once", l, waited, err)
 		}
 		cancel()
@@ -293,116 +290,14 @@ func TestLatchQueueIsBounded(t *testing.T) {
 	})
 }
 
-// TestExpected: a function's slots are known after it needed the same ones several times in a
-// row, and had to wait each time.
-func TestExpected(t *testing.T) {
-	var e Expected
-	const function, other = 1, 2
-	note := func(slots []uint16, contended bool, times int) {
-		for range times {
-			e.Note(function, slots, contended)
-		}
-	}
-	want := func(what string, slots []uint16) {
-		t.Helper()
-		if got := e.Of(function); !slices.Equal(got, slots) {
-			t.Errorf("%s: %v, want %v", what, got, slots)
-		}
-	}
-	want("at first", nil)
-	note([]uint16{1, 2}, true, sureAfter-1)
-	want("too early", nil)
-	note([]uint16{1, 2}, true, 1)
-	want("after enough calls", []uint16{1, 2})
-	note([]uint16{3}, true, 1)
-	want("after other slots", nil)
-	note([]uint16{3}, true, sureAfter)
-	want("after enough calls", []uint16{3})
-	note([]uint16{3}, false, 1)
-	want("after a call that did not wait", nil)
-	note([]uint16{3}, true, sureAfter)
-	note(nil, true, 1)
-	want("after a call without latches", nil)
-	if len(e.known) != 0 {
-		t.Errorf("%d functions are remembered", len(e.known))
-	}
-	for f := range uintptr(maxExpected + 1) {
-		if n := len(e.known); n != int(f) {
-			t.Errorf("%d functions are remembered, want %d", n, f)
-		}
-		e.Note(other+f, []uint16{1}, true)
-	}
-	if n := len(e.known); n != 1 {
-		t.Errorf("after one function too many, %d are remembered", n)
-	}
-}
-
-// TestSlots: cells that differ in any part mostly have different slots, the same cell always has
-// the same one, and a transaction of too many cells has none.
-func TestSlots(t *testing.T) {
-	ls := New(time.Second)
-	rows := func(n int, cell func(i int) format.Cell) []*store.RowWrites {
-		r := []*store.RowWrites{{}, {}}
-		for i := range n {
-			r[i%2].Writes = append(r[i%2].Writes, &store.Write{Cell: cell(i)})
-		}
-		return r
-	}
-	for part, cell := range map[string]func(i int) format.Cell{
-		"table":  func(i int) format.Cell { return format.Cell{Table: fmt.Sprint(i), Row: "r", Family: "f"} },
-		"row":    func(i int) format.Cell { return format.Cell{Table: "t", Row: fmt.Sprint(i), Family: "f"} },
-		"family": func(i int) format.Cell { return format.Cell{Table: "t", Row: "r", Family: fmt.Sprint(i)} },
-		"qualifier": func(i int) format.Cell {
-			return format.Cell{Table: "t", Row: "r", Family: "f", Qualifier: fmt.Sprint(i)}
-		},
-	} {
-		all := rows(maxLatched, cell)
-		slots := ls.SlotsOf(all, nil)
-		if len(slots) <= maxLatched*3/4 || !slices.IsSorted(slots) || slots[len(slots)-1] >= latchSlots || !slices.Equal(slots, ls.SlotsOf(all, nil)) {
-			t.Errorf("%d cells with different names of the %s have %d slots: %v", maxLatched, part, len(slots), slots)
-		}
-		if got := ls.SlotsOf(rows(maxLatched+1, cell), nil); got != nil {
-			t.Errorf("%d cells have slots: %v", maxLatched+1, got)
-		}
-		if got := New(0).SlotsOf(all, nil); len(got) == 0 {
-			t.Error("latches that wait for no time have no slots")
-		}
-		if got := New(-1).SlotsOf(all, nil); got != nil {
-			t.Errorf("without latches, cells have slots: %v", got)
-		}
-	}
-	same := func(int) format.Cell { return format.Cell{Table: "t", Row: "r"} }
-	if got := ls.SlotsOf(rows(3, same), nil); len(got) != 1 {
-		t.Errorf("one cell has slots %v", got)
-	}
-	l, waited, err := ls.Acquire(t.Context(), []uint16{3, 5, 7})
-	if err != nil || waited {
-		t.Fatal(waited, err)
-	}
-	for _, tt := range []struct {
-		slots []uint16
-		want  bool
-	}{{nil, true}, {[]uint16{5}, true}, {[]uint16{3, 5, 7}, true}, {[]uint16{3, 4}, false}, {[]uint16{8}, false}} {
-		if l.Covers(tt.slots) != tt.want {
-			t.Errorf("3, 5 and 7 cover %v: %t", tt.slots, !tt.want)
-		}
-	}
-	if (*Latch)(nil).Covers(nil) {
-		t.Error("no latch covers something")
-	}
-	if l, waited, err := ls.Acquire(t.Context(), nil); l != nil || waited || err != nil {
-		t.Errorf("no slots: %v, %t, %v", l, waited, err)
-	}
-}
-
-// TestGrantedAtTheEnd: a Latch that gives up may get its slots a moment before. It frees them. Only those
+// TestGrantedAtTheEnd: a Latch that gives up may get its cells a moment before. It frees them. Only those
 // in front of it count as overtaken.
 func TestGrantedAtTheEnd(t *testing.T) {
 	ls := New(time.Hour)
 	var all []*Latch
-	for _, slots := range [][]uint16{{1}, {1, 2}, {2}, {2, 3}} {
-		l := &Latch{latches: ls, slots: slots}
-		ls.takeOrEnqueue(l)
+	for _, some := range [][]format.Cell{cells(1), cells(1, 2), cells(2), cells(2, 3)} {
+		l := &Latch{latches: ls}
+		ls.takeOrEnqueue(l, some)
 		all = append(all, l)
 	}
 	// The second waits for the first, and the third overtook the second. The last one waits for the third.
@@ -415,4 +310,116 @@ func TestGrantedAtTheEnd(t *testing.T) {
 	ls.stopWaiting(all[1])
 	all[0].Release()
 	ls.wantIdle(t)
+}
+
+// Cells that conflicted lately are contended, and no other cells. If there are too many, those go that
+// nobody uses.
+func TestContended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := New(time.Second)
+		want := func(when string, some ...int) {
+			t.Helper()
+			if got := ls.Contended(rowsOf(cells(1, 2, 3))); !slices.Equal(got, cells(some...)) {
+				t.Errorf("%s: %v, want %v", when, got, cells(some...))
+			}
+		}
+		want("at first")
+		ls.Conflicted(cells(1)[0])
+		<-time.After(contendedFor / 2)
+		ls.Conflicted(cells(3)[0])
+		want("after two conflicts", 1, 3)
+		held, _, _ := ls.Acquire(t.Context(), cells(3))
+		<-time.After(contendedFor / 2)
+		want("a minute after the first", 3)
+		for i := range maxContended {
+			ls.Conflicted(cells(100 + i)[0])
+		}
+		want("after many others", 3)
+		if n := len(ls.cells); n > maxContended {
+			t.Errorf("%d queues, want at most %d", n, maxContended)
+		}
+		held.Release()
+		<-time.After(contendedFor)
+		want("a minute later")
+		off := New(-1)
+		off.Conflicted(cells(1)[0])
+		if got := off.Contended(rowsOf(cells(1))); got != nil || off.Any() {
+			t.Errorf("without latches: %v", got)
+		}
+	})
+}
+
+// A transaction queues when it reads a cell, if those before it wrote the cell that they had read.
+func TestExpects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls, c := New(time.Second), cells(1)[0]
+		want := func(when string, perhaps, certain bool) {
+			t.Helper()
+			if p, c := ls.Expects(c, false), ls.Expects(c, true); p != perhaps || c != certain {
+				t.Errorf("%s: %t, and of one that will write it %t", when, p, c)
+			}
+		}
+		want("before a conflict", false, false)
+		ls.Conflicted(c)
+		want("after a conflict", true, true)
+		ls.Ended(c, false)
+		want("after a read alone", false, true)
+		ls.Ended(c, true)
+		want("after one write", false, true)
+		ls.Ended(c, true)
+		want("after two writes", true, true)
+		<-time.After(contendedFor)
+		want("after a minute", false, false)
+	})
+}
+
+// A Latch takes more cells only if it need not wait for them.
+func TestExtend(t *testing.T) {
+	ls := New(time.Hour)
+	l := ls.Try(cells(1))
+	if ls.Try(cells(2, 1)) != nil || ls.Try(nil) != nil || l.Extend(cells(1, 2)) != true || ls.Try(cells(2)) != nil {
+		t.Error("a cell has two holders, or none")
+	}
+	other := ls.Try(cells(3))
+	if l.Extend(cells(4, 3)) || ls.Try(cells(4)) == nil {
+		t.Error("it got one cell of two")
+	}
+	var none *Latch
+	if none.Extend(cells(5)) || !none.Extend(nil) {
+		t.Error("no latch holds something")
+	}
+	l.Release()
+	other.Release()
+	if ls.Try(cells(1, 2, 3)) == nil {
+		t.Error("the cells are not free")
+	}
+}
+
+// A small transaction queues for all its cells, and a large one for those that are contended. A cell
+// that is not contended leaves nothing behind.
+func TestCellsOf(t *testing.T) {
+	ls := New(time.Hour)
+	ls.Conflicted(cells(7)[0])
+	var names []int
+	for i := range maxLatched {
+		names = append(names, i)
+	}
+	small, large := cells(names...), cells(append(names, maxLatched)...)
+	if got := ls.CellsOf(rowsOf(small), nil); !slices.Equal(got, small) {
+		t.Errorf("%d cells: %v", len(small), got)
+	}
+	if got := ls.CellsOf(rowsOf(large), nil); !slices.Equal(got, cells(7)) {
+		t.Errorf("%d cells: %v", len(large), got)
+	}
+	if got := New(-1).CellsOf(rowsOf(small), nil); got != nil {
+		t.Errorf("without latches: %v", got)
+	}
+	l, _, _ := ls.Acquire(t.Context(), small)
+	if n := len(ls.cells); n != maxLatched {
+		t.Errorf("%d queues", n)
+	}
+	l.Release()
+	if n := len(ls.cells); n != 1 {
+		t.Errorf("%d queues are left, want that of the contended cell", n)
+	}
 }

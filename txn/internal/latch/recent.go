@@ -72,11 +72,30 @@ func (r *Recent) Conflicted(err error) {
 	r.note(c.Cell, c.ConflictTS)
 }
 
+func hashCell(c *format.Cell, seed maphash.Seed) uint64 {
+	const odd = 0x9e3779b97f4a7c15
+	h := maphash.String(seed, c.Row)
+	h = h*odd ^ maphash.String(seed, c.Qualifier)
+	h = h*odd ^ maphash.String(seed, c.Family)
+	return h*odd ^ maphash.String(seed, c.Table)
+}
+
 func (r *Recent) note(cell format.Cell, commitTS tso.Timestamp) {
 	s := &r.slots[hashCell(&cell, r.seed)%uint64(len(r.slots))]
 	if s.commitTS < commitTS {
 		*s = recentCommit{cell, commitTS}
 	}
+}
+
+// Since reports whether Recent knows a commit of a cell at or above startTS.
+func (r *Recent) Since(cell format.Cell, startTS tso.Timestamp) bool {
+	if len(r.slots) == 0 {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := &r.slots[hashCell(&cell, r.seed)%uint64(len(r.slots))]
+	return s.commitTS >= startTS && s.cell == cell
 }
 
 // Conflict returns the conflict that a prewrite of rows at startTS would fail with. It is

@@ -164,16 +164,26 @@ func RecordsOf(c format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Interleave(f.write, f.mark), From(startTS), Interleave(values...))
 }
 
+// MaxOthers is how many locks of a column Others shows on each side of startTS.
+const MaxOthers = 64
+
 // Others matches what a transaction that has locked rows in bulk must not find in them: locks of
 // other transactions, and any record or mark above its startTS. At startTS there is none, because
 // the primary, which may have a rollback marker there, is in another row. The filter names no
-// columns: one request reads all rows. At most two locks of each column show.
+// columns: one request reads all rows.
 func Others(startTS tso.Timestamp) bigtable.Filter {
 	return Interleave(
-		Chain(WholeFamily(format.LockFamily), UpTo(startTS-1), Latest),
+		Chain(WholeFamily(format.LockFamily), UpTo(startTS-1), newestOthers),
 		// The timestamps come first: the emulator compiles the expression for each cell.
-		Chain(From(startTS+1), protocolFamilies, Latest),
+		Chain(From(startTS+1), protocolFamilies, newestOthers),
 	)
+}
+
+var newestOthers = bigtable.LatestNFilter(MaxOthers)
+
+// WrittenSince matches the newest record and mark of each column of a row that is at or above ts.
+func WrittenSince(ts tso.Timestamp) bigtable.Filter {
+	return Interleave(Chain(From(ts), recordFamilies, Latest))
 }
 
 // Conflicts matches what a prewrite at startTS must not find: any lock, and any write record,
