@@ -2,6 +2,7 @@ package changes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -75,6 +76,29 @@ func RegisterIndex(ctx context.Context, client *txn.Client, table string, index 
 		}
 		return nil
 	})
+}
+
+// FindIndex finds the table whose schema record names an index, and what it says; "": none does.
+func FindIndex(ctx context.Context, client *txn.Client, name, entries string) (table string, index Index, err error) {
+	tables, err := access.ResolverOf(client).TableNames(ctx)
+	if err != nil {
+		return "", Index{}, err
+	}
+	for _, table := range tables {
+		all, err := Indexes(ctx, client, table)
+		if errors.Is(err, format.ErrNotInitialized) || errors.Is(err, format.ErrInvalid) {
+			continue // it was deleted
+		}
+		if err != nil {
+			return "", Index{}, err
+		}
+		for _, i := range all {
+			if i.Name == name && i.Entries == entries {
+				return table, i, nil
+			}
+		}
+	}
+	return "", Index{}, nil
 }
 
 // UnregisterIndex removes an index from the schema record of a table. It looks only at the name

@@ -39,6 +39,14 @@ func (b *build) create(ctx context.Context, report func(jobs.Status)) error {
 
 func (b *build) drop(ctx context.Context) error {
 	r, err := b.advance(ctx, Ready, Dropping, 0)
+	if err == nil && r.State == Absent {
+		// The registration of a Create that died may have arrived after an earlier Drop.
+		var late changes.Index
+		if b.index.Table, late, err = changes.FindIndex(ctx, b.client, b.index.Name, b.place()); err == nil && b.index.Table != "" {
+			b.index.Columns = late.Columns
+			r, err = b.advance(ctx, Ready, Dropping, 0) // no Create can begin meanwhile
+		}
+	}
 	if err == nil && r.State == Dropping {
 		err = b.empty(ctx, r)
 	}
@@ -190,13 +198,14 @@ func (b *build) sweepProgress(ctx context.Context) error {
 		}
 		for _, kind := range []string{"build", "drop"} {
 			of := progressName(kind, b.index.Name, 0)
-			for row, err := range table.ReadRows(ctx, prefix(strings.TrimSuffix(of, "0"))) {
+			// An index of the same name may have its progress in another family of the rows.
+			for row, err := range table.ReadRows(ctx, prefix(strings.TrimSuffix(of, "0")), txn.Families(b.family)) {
 				if err != nil {
 					return err
 				}
 				if current := progressName(kind, b.index.Name, r.ts); row.Key() != current && !strings.HasPrefix(row.Key(), current+"/") {
-					if err := table.DeleteRow(ctx, row.Key()); err != nil {
-						return err
+					for _, item := range row[b.family] {
+						table.Delete(row.Key(), b.family, item.Column[len(b.family)+1:])
 					}
 				}
 			}
@@ -250,11 +259,13 @@ func (b *build) advance(ctx context.Context, from, to State, since tso.Timestamp
 			}
 			return nil
 		case to == Dropping:
-			if r.State == Absent || r.State == Dropping {
+			switch {
+			case r.State == Dropping, r.State == Absent && b.index.Table == "":
 				return nil
+			case r.State != Absent:
+				next = r
+				next.State = to
 			}
-			next = r
-			next.State = to
 		case r.State == Dropping:
 			return fmt.Errorf("index: %s: %w: it is being dropped; finish that first (Drop)", b.index.Name, ErrState)
 		case r.State != Absent && b.index.check(r) != nil:

@@ -20,7 +20,8 @@ type Index struct {
 	// Table is the table that it is about.
 	Table string
 	// Columns are what the keys depend on. Without Keys, the key of a row consists of their
-	// values, and a row without a value in one of them has no key.
+	// values, and a row without a cell in one of them has no key. An empty value is a value: the
+	// key has an empty part.
 	Columns []txn.Column
 	// Unique says that no two rows may have the same key.
 	Unique bool

@@ -71,7 +71,7 @@ type added struct {
 }
 
 type removed struct {
-	row   string
+	rows  []string // while an index is built, several rows may have the key
 	index *Index
 }
 
@@ -262,7 +262,7 @@ func (m *maintenance) compare() error {
 			}
 			for _, e := range old {
 				if !slices.ContainsFunc(now, func(n entry) bool { return n.at == e.at }) {
-					m.removed[e.at] = removed{key, i}
+					m.removed[e.at] = removed{append(m.removed[e.at].rows, key), i}
 				}
 			}
 			if m.states[i.Name] == DeleteOnly {
@@ -306,7 +306,7 @@ func (m *maintenance) checkUnique(ctx context.Context) error {
 	}
 	for at, a := range m.added {
 		other := m.known[at]
-		if a.index.Unique && other != "" && other != a.Row && m.removed[at].row != other {
+		if a.index.Unique && other != "" && other != a.Row && !slices.Contains(m.removed[at].rows, other) {
 			return &UniqueError{a.index.Name, a.Key, a.Row, other}
 		}
 	}
@@ -319,7 +319,7 @@ func (m *maintenance) write() {
 		_, again := m.added[at]
 		switch other, known := m.known[at]; {
 		case again:
-		case known && other != r.row:
+		case known && !slices.Contains(r.rows, other):
 			// While the index is built, another row may have the same key, and the entry.
 			// The lock makes sure that no build adds one for this row now.
 			entries.Lock(at, c.Family, c.Qualifier)

@@ -10,6 +10,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
 )
 
@@ -134,7 +135,7 @@ func (v *verification) entries(ctx context.Context, entries []bigtable.Row) erro
 	for _, row := range entries {
 		of := string(row[v.x.family][0].Value)
 		e, err := v.i.decodeEntry(row.Key(), of)
-		if err != nil || of == "" {
+		if err != nil || format.CheckRowKey(of) != nil {
 			v.found(Problem{What: "damaged", Row: of, Other: row.Key()})
 			continue
 		}
