@@ -387,3 +387,24 @@ func TestLeaveRefuses(t *testing.T) {
 		}
 	})
 }
+
+// TestCheckBesideATableThatLeft: records of other tables name primaries in a table that has left and
+// was adopted again. Its records are gone, and nothing is wrong.
+func TestCheckBesideATableThatLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newPlainRows(t, 1, txntest.WithoutTransport())
+		mustAdopt(t, env, adoptA(env))
+		env.CreateTable("b", "f")
+		c := env.NewClient(txn.Config{TokenTTL: -1})
+		tx := begin(t, c)
+		set(tx, "v", "primary")
+		tx.Table("b").Set("r", "f", "q", []byte("v"))
+		wantCommit(t, tx, false)
+		closeNow(c)
+		if _, err := leave(t.Context(), t, env, env.Admin, env.Bigtable); err != nil {
+			t.Fatal(err)
+		}
+		mustAdopt(t, env, adoptA(env))
+		env.Check()
+	})
+}

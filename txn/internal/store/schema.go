@@ -47,6 +47,8 @@ type Schema struct {
 	Indexes []Index
 	// Expiries say how long values last.
 	Expiries Expiries
+	// Adopted is when the table was adopted; 0 if it was not. It has no older records.
+	Adopted tso.Timestamp
 	// Journal says since when commits of observed columns have journal entries.
 	Journal recordpb.Journal
 	// read is when the request for the record was sent.
@@ -592,7 +594,7 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 		return nil, fmt.Errorf("percolator: %w", err)
 	}
 	forgetBulk(&m)
-	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Journal: m.Journal, bulkFrom: tso.Timestamp(m.BulkPrewriteFromTs), bulk: m.BulkPrewrite}
+	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Adopted: tso.Timestamp(m.AdoptedTs), Journal: m.Journal, bulkFrom: tso.Timestamp(m.BulkPrewriteFromTs), bulk: m.BulkPrewrite}
 	for _, o := range m.Observed {
 		c := ColumnOf(o)
 		s.Observed[c] = Registration{o.Observers, o.Weak}
