@@ -44,6 +44,8 @@ type modelView struct {
 	own   modelTable // one version of each cell
 	// expiries are how long the values of a family last, if not without limit.
 	expiries map[string]time.Duration
+	// hides, if not nil, reports whether a version has expired.
+	hides func(row string, c txn.Column, v modelVersion) bool
 }
 
 func (v modelView) cell(row string, c txn.Column) (modelVersion, bool) {
@@ -55,6 +57,9 @@ func (v modelView) cell(row string, c txn.Column) (modelVersion, bool) {
 		if versions[i].at <= v.at {
 			after := v.expiries[c.Family]
 			if after > 0 && int64(v.at)-int64(versions[i].shown) >= after.Microseconds() {
+				break
+			}
+			if v.hides != nil && !versions[i].gone && v.hides(row, c, versions[i]) {
 				break
 			}
 			return versions[i], !versions[i].gone
@@ -155,7 +160,10 @@ func (v modelView) readRow(row string, q query) string {
 	var b strings.Builder
 	cells := 0
 	for _, c := range v.columns(row) {
-		if ver, ok := v.cell(row, c); ok && q.selects(c) {
+		if !q.selects(c) {
+			continue
+		}
+		if ver, ok := v.cell(row, c); ok {
 			if cells++; q.cellsPerRow > 0 && cells > q.cellsPerRow {
 				break
 			}

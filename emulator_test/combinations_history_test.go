@@ -1,0 +1,820 @@
+package emulator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cloud.google.com/go/bigtable"
+
+	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
+	"github.com/percolator-bigtable/percolator/txn/changes"
+	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/idempotency"
+	"github.com/percolator-bigtable/percolator/txn/index"
+	"github.com/percolator-bigtable/percolator/txn/jobs"
+	paging "github.com/percolator-bigtable/percolator/txn/page"
+	"github.com/percolator-bigtable/percolator/txn/txntest"
+)
+
+var operationNames = slices.Sorted(maps.Keys(comboOperations))
+
+// A combination is a history in which features meet. Table a has everything; b is another one, x has
+// the entries of indexes, p the progress of the job and idempotency records.
+//
+// In each of some phases, clients run sessions at the same time, beside collections, the job and the
+// creation of indexes. Between phases, when no transaction runs, an operator changes expiries, lets the
+// table leave and adopts it again, and hours may pass.
+type combination struct {
+	t       *testing.T
+	ctx     context.Context
+	env     *txntest.Env
+	rnd     *rand.Rand // of the operator
+	seed    uint64
+	target  pair
+	on      map[string]bool // historyFeatures that this one has
+	counts  *tally
+	met     *coverage
+	oracle  tso.Oracle
+	clients []*txn.Client
+	pages   []*paging.Pages
+	keys    []*idempotency.Keys
+	unique  *index.Indexes // index n of table a, entries in x/e
+	other   *index.Indexes // another index n of table a, entries in x/e2
+	slow    chan error     // the end of a slow collection; nil: there is none
+	jobs    int
+	job     *comboJob
+
+	observing bool
+	declared  bool             // indexes may exist
+	indexes   []*index.Indexes // unique, and perhaps other
+
+	mu       sync.Mutex
+	acted    map[string]bool // historyFeatures that have happened
+	sessions []map[string]bool
+	gens     []*generation
+	epochs   []epoch
+	ready    tso.Timestamp // when the unique index was ready; 0: it is not
+	values   int
+	kept     []*txn.Snapshot
+	outcomes map[string][]idempotency.Outcome
+}
+
+// A comboJob is a job over table a that stops now and then.
+type comboJob struct {
+	jobs.Job
+	began, ended tso.Timestamp
+	mu           sync.Mutex
+	tries        map[tso.Timestamp][]string // rows by start_ts of the transactions of a run
+}
+
+func newCombination(t *testing.T, seed uint64, target pair, counts *tally, met *coverage) *combination {
+	h := &combination{
+		t: t, seed: seed, target: target, rnd: rand.New(rand.NewPCG(seed, 0)), counts: counts, met: met,
+		on: map[string]bool{}, acted: map[string]bool{}, outcomes: map[string][]idempotency.Outcome{},
+		gens: []*generation{{}},
+	}
+	for _, f := range historyFeatures {
+		h.on[f] = slices.Contains(target[:], f) || h.rnd.IntN(3) == 0
+	}
+	return h
+}
+
+func (h *combination) must(err error) {
+	if err != nil {
+		h.t.Helper()
+		h.t.Fatal(err)
+	}
+}
+
+func (h *combination) check(f func(*comboModel) error) {
+	g := h.generation()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g.checks = append(g.checks, f)
+}
+
+func (h *combination) generation() *generation {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.gens[len(h.gens)-1]
+}
+
+func (h *combination) commit(x *comboTxn) {
+	g := h.generation()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g.commits = append(g.commits, x)
+}
+
+func (h *combination) epochNow() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.epochs) - 1
+}
+
+func (h *combination) indexReady() tso.Timestamp {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ready
+}
+
+func (h *combination) value() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.values++
+	return fmt.Sprint("v", h.values)
+}
+
+func (h *combination) keep(s *txn.Snapshot) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.kept = append(h.kept, s)
+}
+
+func (h *combination) outcome(id string, o idempotency.Outcome) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.outcomes[id] = append(h.outcomes[id], o)
+}
+
+func (h *combination) sessionEnded(used map[string]bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sessions = append(h.sessions, used)
+}
+
+func (h *combination) act(feature string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.acted[feature] = true
+}
+
+func (h *combination) now() tso.Timestamp {
+	ts, err := h.oracle.Timestamp(h.ctx)
+	h.must(err)
+	return ts
+}
+
+func (h *combination) age(ts tso.Timestamp) time.Duration {
+	return time.Duration(h.now()-ts) * time.Microsecond
+}
+
+// moments are the timestamps at which a read of the latest state of a row may be, between two others.
+func (m *comboModel) moments(table, row string, from, to tso.Timestamp, in int) []tso.Timestamp {
+	all := []tso.Timestamp{from, to}
+	for c, versions := range m.tables[table][row] {
+		for _, v := range versions {
+			ends := tso.Timestamp(int64(v.shown) + m.epochs[in].lasts[table+"/"+c.Family].Microseconds())
+			for _, ts := range []tso.Timestamp{v.at, ends} {
+				if ts > from && ts < to {
+					all = append(all, ts)
+				}
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (h *combination) run() {
+	ctx, cancel := context.WithTimeout(h.t.Context(), 1000*time.Hour)
+	defer cancel()
+	h.ctx = ctx
+	h.setUp()
+	phases := 4
+	for p := range phases {
+		h.phase(p)
+		if p < phases-1 && !h.t.Failed() {
+			h.between()
+		}
+	}
+	if !h.t.Failed() {
+		h.finish()
+	}
+	h.counts.add("histories", 1)
+}
+
+var expiryChoices = []time.Duration{20 * time.Second, 20 * time.Second, 5 * time.Minute, time.Hour}
+
+func (h *combination) setUp() {
+	local := tso.NewLocal(tso.LocalConfig{})
+	h.oracle = local
+	h.env = txntest.New(h.t, txntest.WithoutTransport(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
+	lasts := map[string]time.Duration{}
+	expiry := expiryChoices[h.rnd.IntN(len(expiryChoices))]
+	if h.on["adopted"] {
+		h.must(h.env.Admin.CreateTable(h.ctx, "a"))
+		for _, f := range []string{"f", "g", "z"} {
+			h.must(h.env.Admin.CreateColumnFamily(h.ctx, "a", f))
+		}
+		if h.on["expiry"] {
+			h.must(h.env.Admin.SetGCPolicy(h.ctx, "a", "f", bigtable.MaxAgePolicy(expiry)))
+			lasts["a/f"] = expiry
+		}
+		for _, row := range comboRows[:4] {
+			m := bigtable.NewMutation()
+			m.Set("f", "q", bigtable.Now().TruncateToMilliseconds(), []byte("plain "+row))
+			m.Set("g", "unique", bigtable.Now().TruncateToMilliseconds(), []byte("plain "+row))
+			h.must(h.env.Bigtable.Open("a").Apply(h.ctx, row, m))
+		}
+		h.act("adopted")
+	} else {
+		h.env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f", "g", "z"}, Observed: []txn.Column{observedColumn}, BulkPrewrite: h.on["bulk prewrite"]})
+	}
+	h.env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}})
+	h.env.InitTable(admin.TableSpec{Name: "x", Families: []string{"e", "e2"}})
+	h.env.InitTable(admin.TableSpec{Name: "p", Families: []string{"job", "id"}})
+	if h.on["adopted"] {
+		h.adopt(0, 0)
+	} else if h.on["expiry"] {
+		h.must(admin.SetExpiry(h.ctx, h.env.Client, "a", "f", expiry))
+		lasts["a/f"] = expiry
+	}
+	if h.on["expiry"] {
+		h.act("expiry")
+		if h.rnd.IntN(2) == 0 { // of the job's progress
+			h.must(admin.SetExpiry(h.ctx, h.env.Client, "p", "job", expiry))
+		}
+	}
+	h.epochs = []epoch{{lasts: lasts, ended: forever}}
+	var err error
+	h.unique, err = index.New("x", "e", index.Index{Name: "n", Table: "a", Columns: []txn.Column{uniqueColumn}, Unique: true})
+	h.must(err)
+	h.other, err = index.New("x", "e2", index.Index{Name: "n", Table: "a", Columns: []txn.Column{cityColumn}})
+	h.must(err)
+	if h.indexes = []*index.Indexes{h.unique}; !indexFlaws && h.rnd.IntN(2) == 0 {
+		h.indexes = append(h.indexes, h.other)
+	}
+	if h.on["bulk prewrite"] {
+		h.act("bulk prewrite")
+	}
+	if h.on["PassLocks"] {
+		h.act("PassLocks")
+	}
+	for i := range 3 {
+		d := workload.NewDelays(h.seed, uint64(i), 12, 3*time.Second)
+		cfg := txn.Config{Oracle: d.Oracle(local), TokenTTL: -1, PassLocks: h.on["PassLocks"], SyncSecondaries: h.rnd.IntN(3) == 0, BatchReads: h.rnd.IntN(2)}
+		if h.on["collection of changes"] && i == 0 {
+			cfg.TokenTTL = time.Minute
+		}
+		c := h.env.NewClient(cfg, d.DialOptions()...)
+		h.unique.Keep(c)
+		h.other.Keep(c)
+		pages, err := paging.New(c, []byte("the same key everywhere"))
+		h.must(err)
+		keys, err := idempotency.New(c, "p", "id")
+		h.must(err)
+		h.clients, h.pages, h.keys = append(h.clients, c), append(h.pages, pages), append(h.keys, keys)
+	}
+	h.register()
+	<-time.After(61 * time.Second)
+}
+
+func (h *combination) register() {
+	h.must(changes.RegisterObserver(h.ctx, h.env.Client, "a", observedColumn, "observer", false))
+	h.observing = true
+}
+
+// adopt adopts table a: what is in it begins a generation.
+func (h *combination) adopt(epochs int, left tso.Timestamp) {
+	plain := map[string]bigtable.Row{}
+	h.must(h.env.Bigtable.Open("a").ReadRows(h.ctx, bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
+		plain[r.Key()] = r
+		return true
+	}))
+	g := &generation{first: epochs, left: left, began: h.now(), plain: plain}
+	if len(h.gens[0].commits)+len(h.gens[0].checks)+epochs == 0 {
+		h.gens = nil
+	}
+	h.gens = append(h.gens, g)
+	cfg := admin.AdoptConfig{Table: "a", Oracle: h.oracle, ClearPolicies: true, Observed: []txn.Column{observedColumn}, Instance: fmt.Sprintf("projects/%s/instances/%s", h.env.Project, h.env.Instance)}
+	plan, err := admin.PlanAdoption(h.ctx, h.env.Admin, h.env.Bigtable, cfg)
+	h.must(err)
+	h.must(admin.Adopt(h.ctx, h.env.Admin, h.env.Bigtable, cfg, plan))
+	if h.on["bulk prewrite"] {
+		h.must(bulkprewrite.Allow(h.ctx, h.env.Client, "a"))
+	}
+}
+
+// phase lets all clients work at the same time.
+func (h *combination) phase(p int) {
+	var working sync.WaitGroup
+	rnd := func(n int) *rand.Rand { return rand.New(rand.NewPCG(h.seed, uint64(100*(p+1)+n))) }
+	for i := range h.clients {
+		r := rnd(i)
+		working.Go(func() {
+			for n := range 3 {
+				<-time.After(time.Duration(r.Int64N(int64(10 * time.Second))))
+				s := &comboSession{combination: h, name: fmt.Sprintf("session %d.%d.%d", p, i, n), client: i, rnd: r, used: map[string]bool{}, wants: map[string]bool{}, drawn: map[string]bool{}}
+				for _, f := range h.target {
+					if slices.Contains(sessionFeatures, f) {
+						s.wants[f] = true
+					}
+				}
+				if err := s.run(h.ctx); err != nil {
+					h.t.Errorf("%s: %v", s.name, err)
+				}
+			}
+		})
+	}
+	if r := rnd(10); h.on["job"] {
+		working.Go(func() { h.runJob(r, 1+r.IntN(6)) })
+	}
+	if r := rnd(11); h.on["index build"] && h.ready == 0 && (p > 0 || r.IntN(2) == 0) {
+		working.Go(func() { h.createIndexes(r) })
+	}
+	if r := rnd(12); h.on["collection"] && r.IntN(2) == 0 {
+		working.Go(func() { h.collect(gc.Config{}, "collection") })
+	}
+	working.Wait()
+	for _, s := range h.takeSessions() {
+		for f := range h.acted {
+			s[f] = true
+		}
+		h.met.add(s)
+	}
+	h.rereadSnapshots(rnd(13))
+}
+
+func (h *combination) takeSessions() []map[string]bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := h.sessions
+	h.sessions = nil
+	return all
+}
+
+// rereadSnapshots reads what a snapshot has shown in an earlier phase.
+func (h *combination) rereadSnapshots(rnd *rand.Rand) {
+	kept := slices.Clone(h.kept)
+	for i := range min(4, len(kept)) {
+		s := &comboSession{combination: h, name: fmt.Sprintf("snapshot %d again", i), rnd: rnd, used: map[string]bool{}, wants: map[string]bool{}, drawn: map[string]bool{}}
+		if err := s.readSnapshot(h.ctx, kept[rnd.IntN(len(kept))]); err != nil {
+			h.t.Errorf("%s: %v", s.name, err)
+		}
+	}
+	if len(h.kept) > 12 {
+		h.kept = h.kept[len(h.kept)-12:]
+	}
+}
+
+func (h *combination) collect(cfg gc.Config, feature string) {
+	cfg.Retention = retention
+	_, err := gc.Run(h.ctx, h.env.Client, cfg)
+	var busy *gc.BusyError
+	var blocked *gc.BlockedError
+	switch {
+	case errors.As(err, &busy), errors.As(err, &blocked):
+		return
+	case err != nil:
+		h.t.Errorf("%s: %v", feature, err)
+	}
+	h.act(feature)
+	h.counts.add(feature, 1)
+}
+
+// collectSlowly begins a collection that takes a minute for each row, in a deployment that collects
+// regularly.
+func (h *combination) collectSlowly() {
+	if h.slow != nil {
+		return
+	}
+	for range 2 {
+		h.collect(gc.Config{}, "collection")
+		<-time.After(retention + time.Minute)
+	}
+	h.slow = make(chan error, 1)
+	c := h.env.NewClient(txn.Config{Oracle: h.oracle, TokenTTL: -1})
+	go func() {
+		_, err := gc.Run(h.ctx, c, gc.Config{Retention: retention, Rate: 1.0 / 60})
+		h.slow <- err
+	}()
+	h.act("slow collection")
+	h.counts.add("slow collection", 1)
+}
+
+func (h *combination) endSlow() {
+	if h.slow == nil {
+		return
+	}
+	if err := <-h.slow; err != nil && !errors.As(err, new(*gc.BlockedError)) {
+		h.t.Errorf("a slow collection: %v", err)
+	}
+	h.slow = nil
+}
+
+// between is what an operator does while no transaction runs.
+func (h *combination) between() {
+	things := []string{"time", "time"}
+	for _, f := range []string{"collection", "collection of changes", "slow collection", "expiry changed", "expiry changed", "leave", "repair"} {
+		if h.on[f] && (slices.Contains(h.target[:], f) || h.rnd.IntN(2) == 0) || f == "repair" {
+			things = append(things, f)
+		}
+	}
+	h.rnd.Shuffle(len(things), func(i, j int) { things[i], things[j] = things[j], things[i] })
+	for _, what := range things {
+		switch what {
+		case "time":
+			times := []time.Duration{time.Second, 30 * time.Second, 6 * time.Minute, 12 * time.Minute, 70 * time.Minute}
+			<-time.After(times[h.rnd.IntN(len(times))])
+		case "collection":
+			if h.slow == nil {
+				h.collect(gc.Config{}, what)
+			}
+		case "collection of changes":
+			if h.slow == nil {
+				h.collect(gc.Config{FullEvery: 24 * time.Hour}, what)
+				<-time.After(time.Duration(h.rnd.IntN(15)) * time.Minute)
+				h.collect(gc.Config{FullEvery: 24 * time.Hour}, what)
+			}
+		case "slow collection":
+			h.collectSlowly()
+			<-time.After(time.Duration(h.rnd.IntN(40)) * time.Minute)
+		case "expiry changed":
+			h.changeExpiry()
+		case "leave":
+			h.leave()
+		case "repair":
+			h.repairDuplicates()
+		}
+		if h.t.Failed() {
+			return
+		}
+	}
+}
+
+// changeExpiry sets, changes or removes the expiry of family f, and waits until every client knows.
+func (h *combination) changeExpiry() {
+	last := h.epochs[len(h.epochs)-1].lasts["a/f"]
+	after := append([]time.Duration{0, 0, 100 * time.Hour}, expiryChoices...)[h.rnd.IntN(7)]
+	if after == last {
+		return
+	}
+	if last > 0 && after > last || last > 0 && after == 0 {
+		h.counts.add("longer expiries", 1)
+	}
+	h.must(admin.SetExpiry(h.ctx, h.env.Client, "a", "f", after))
+	h.mu.Lock()
+	h.epochs[len(h.epochs)-1].ended = h.now()
+	h.epochs = append(h.epochs, epoch{lasts: map[string]time.Duration{"a/f": after}, ended: forever})
+	h.mu.Unlock()
+	<-time.After(61 * time.Second)
+	h.act("expiry changed")
+}
+
+// leave makes table a a plain one, and adopts it again.
+func (h *combination) leave() {
+	h.endSlow()
+	<-time.After(time.Minute) // clients end what they do in the background
+	if h.declared {
+		for _, x := range h.indexes {
+			h.must(x.Drop(h.ctx, h.clients[1], "n"))
+		}
+		h.ready, h.declared = 0, false
+	}
+	h.drain()
+	_, err := changes.UnregisterObserver(h.ctx, h.env.Client, "a", "observer")
+	h.must(err)
+	h.kept = nil
+	h.finishJob()
+	c, left := h.env.NewClient(txn.Config{Oracle: h.oracle, TokenTTL: -1}), h.now()
+	if _, err := admin.Leave(h.ctx, h.env.Admin, h.env.Bigtable, c, admin.LeaveConfig{Table: "a", ClientsStopped: true}); err != nil {
+		h.t.Fatalf("leave: %v", err)
+	}
+	info, err := h.env.Admin.TableInfo(h.ctx, "a")
+	h.must(err)
+	lasts, want := h.epochs[len(h.epochs)-1].lasts["a/f"], ""
+	if lasts > 0 {
+		want = bigtable.MaxAgePolicy(lasts).String()
+	}
+	for _, f := range info.FamilyInfos {
+		if f.Name == "f" && strings.TrimPrefix(f.GCPolicy, "<never>") != want {
+			h.t.Errorf("after the table has left, family f has policy %q, want %q", f.GCPolicy, want)
+		}
+	}
+	h.adopt(len(h.epochs)-1, left)
+	h.register()
+	<-time.After(2 * time.Minute)
+	h.act("leave")
+	h.counts.add("leave", 1)
+}
+
+// runJob runs the job until it has handled n rows.
+func (h *combination) runJob(rnd *rand.Rand, n int) {
+	if h.job == nil {
+		h.jobs++
+		h.job = &comboJob{Job: jobs.Job{Name: fmt.Sprint("job", h.jobs), Table: "a", Progress: "p", Family: "job", BatchRows: 2, Parallel: 1}, tries: map[tso.Timestamp][]string{}}
+	}
+	j := h.job
+	<-time.After(time.Duration(rnd.Int64N(int64(10 * time.Second))))
+	if j.began == 0 {
+		j.began = h.now()
+	}
+	stop := errors.New("the job's process ends")
+	_, err := j.Run(h.ctx, h.clients[2], func(_ context.Context, tx *txn.Txn, row bigtable.Row) error {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if n--; n < 0 {
+			return stop
+		}
+		j.tries[tx.StartTS()] = append(j.tries[tx.StartTS()], row.Key())
+		tx.Table("a").Set(row.Key(), jobColumn.Family, jobColumn.Qualifier, []byte(j.Name))
+		return nil
+	})
+	h.noteJob(j)
+	switch {
+	case errors.Is(err, stop):
+	case err == nil:
+		j.ended = h.now()
+		h.job = nil
+		h.act("job")
+		h.counts.add("jobs", 1)
+		h.checkJob(j)
+	case errors.Is(err, txn.ErrSchema):
+		h.job = nil
+		h.counts.add("jobs refused", 1)
+	default:
+		h.t.Errorf("job: %v", err)
+	}
+	h.act("job")
+}
+
+// noteJob notes which of the job's transactions have committed, when none is under way.
+func (h *combination) noteJob(j *comboJob) {
+	shot, err := h.env.Client.Snapshot(h.ctx)
+	h.must(err)
+	for start, rows := range j.tries {
+		x := &comboTxn{name: j.Name, start: start, ended: h.now(), own: map[string]modelTable{}, job: true}
+		for _, row := range rows {
+			_, err := shot.Table("a").ReadRow(h.ctx, row) // resolves locks
+			h.must(err)
+			versions, err := admin.History(h.ctx, h.env.Client, "a", row)
+			h.must(err)
+			for _, v := range versions {
+				if v.Cell.Column() == jobColumn && v.StartTS == start && v.CommitTS > 0 {
+					x.commit = v.CommitTS
+					x.put("a", row, jobColumn, modelVersion{value: []byte(j.Name)})
+				}
+			}
+		}
+		if x.commit > 0 {
+			h.commit(x)
+		}
+	}
+	clear(j.tries)
+}
+
+// checkJob: the job has handled each row once that was there all the time, and none twice.
+func (h *combination) checkJob(j *comboJob) {
+	g := h.generation()
+	in := h.epochNow()
+	h.check(func(m *comboModel) error {
+		for _, row := range comboRows {
+			n, there := 0, true
+			for _, x := range g.commits {
+				if x.name == j.Name && len(x.own["a"][row]) > 0 {
+					n++
+				}
+				if !x.job && (x.commit > j.began && x.commit < j.ended) {
+					for _, versions := range x.own["a"][row] {
+						there = there && !versions[0].gone
+					}
+				}
+			}
+			// Cells of family f may expire meanwhile.
+			view := m.look(in).view("a", j.began, j.began, nil)
+			there = there && view.readRow(row, query{families: []string{"g"}}) != ""
+			if n > 1 || n == 0 && there {
+				return fmt.Errorf("%s has handled row %s %d times (it was there from the beginning: %v)", j.Name, row, n, there)
+			}
+		}
+		return nil
+	})
+}
+
+func (h *combination) finishJob() {
+	for range 3 {
+		if h.job == nil {
+			return
+		}
+		h.runJob(h.rnd, 1000)
+	}
+}
+
+// createIndexes creates both indexes.
+func (h *combination) createIndexes(rnd *rand.Rand) {
+	h.declared = true
+	var creating sync.WaitGroup
+	for _, x := range h.indexes {
+		c, wait := h.clients[rnd.IntN(3)], time.Duration(rnd.Int64N(int64(3*time.Second)))
+		creating.Go(func() {
+			<-time.After(wait)
+			from := h.now()
+			err := x.Create(h.ctx, c, "n", nil)
+			h.counts.add("index builds", 1)
+			switch {
+			case x == h.unique && errors.Is(err, index.ErrUnique):
+				h.counts.add("duplicates in a build", 1)
+				h.duplicates(from, err)
+			case err != nil:
+				h.t.Errorf("creating an index: %v", err)
+			case x == h.unique:
+				now := h.now()
+				h.mu.Lock()
+				h.ready = now
+				h.mu.Unlock()
+			}
+		})
+	}
+	creating.Wait()
+	h.act("index build")
+}
+
+// duplicates checks that two rows had one key at some time since from.
+func (h *combination) duplicates(from tso.Timestamp, refused error) {
+	to := h.now()
+	g := h.generation()
+	h.check(func(m *comboModel) error {
+		at := []tso.Timestamp{from, to}
+		for _, x := range g.commits {
+			if x.commit > from && x.commit < to {
+				at = append(at, x.commit)
+			}
+		}
+		for _, ts := range at {
+			for _, rows := range m.keyOwners(uniqueColumn, ts, nil) {
+				if len(rows) > 1 {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("no two rows had one key from %d to %d: %w", from, to, refused)
+	})
+}
+
+// repairDuplicates lets rows have different keys, as the operator of an index does whose creation has
+// failed: it changes one of two rows, or both, and may give the key to a third row.
+func (h *combination) repairDuplicates() {
+	h.write("a repair", func(s *comboSession) error {
+		owners := map[string][]string{}
+		for r, err := range s.tx.Table("a").ReadRows(h.ctx, nil, txn.Columns(uniqueColumn)) {
+			if err != nil {
+				return err
+			}
+			key := string(r[uniqueColumn.Family][0].Value)
+			owners[key] = append(owners[key], r.Key())
+		}
+		for _, key := range slices.Sorted(maps.Keys(owners)) {
+			rows := owners[key]
+			if len(rows) < 2 {
+				continue
+			}
+			if indexFlaws {
+				s.putKey(rows[1], h.value())
+				return nil
+			}
+			if h.rnd.IntN(3) == 0 {
+				rows = rows[1:]
+			}
+			for _, row := range rows {
+				s.putKey(row, h.value())
+			}
+			if len(rows) == len(owners[key]) && h.rnd.IntN(2) == 0 {
+				s.putKey("third", key)
+			}
+		}
+		return nil
+	})
+}
+
+func (s *comboSession) putKey(row, key string) {
+	s.x.put("a", row, uniqueColumn, modelVersion{value: []byte(key)})
+	s.tx.Table("a").Set(row, uniqueColumn.Family, uniqueColumn.Qualifier, []byte(key))
+}
+
+// write runs an operator's transaction until it has no conflict.
+func (h *combination) write(name string, f func(*comboSession) error) {
+	s := &comboSession{combination: h, name: name, rnd: h.rnd, used: map[string]bool{}, wants: map[string]bool{}, drawn: map[string]bool{}}
+	ts, err := h.clients[0].Update(h.ctx, func(_ context.Context, tx *txn.Txn) error {
+		s.tx = tx
+		s.x = &comboTxn{name: name, start: tx.StartTS(), own: map[string]modelTable{}, locks: map[txn.Cell]bool{}, acks: map[txn.Cell]bool{}, epoch: h.epochNow()}
+		return f(s)
+	})
+	if err := s.committed(ts, err); err != nil {
+		h.t.Errorf("%s: %v", name, err)
+	}
+}
+
+// drain runs the observer until nothing is left to do.
+func (h *combination) drain() {
+	for range 3 {
+		var cells []txn.Cell
+		for n, err := range changes.Notifications(h.ctx, h.clients[0], "a", nil) {
+			h.must(err)
+			cells = append(cells, n.Cell)
+		}
+		for _, row := range append(comboRows, "third", "probe") { // values of a plain table have no notification
+			cells = append(cells, comboCell("a", row, observedColumn))
+		}
+		for _, cell := range cells {
+			h.write("the last run for "+cell.String(), func(s *comboSession) error {
+				o, err := changes.Observe(h.ctx, s.tx, cell)
+				if err == nil && o.Pending("observer") {
+					changes.Acknowledge(s.tx, o, "observer")
+					s.x.acks[cell] = true
+				}
+				return err
+			})
+		}
+	}
+}
+
+// finish ends everything, and checks it.
+func (h *combination) finish() {
+	h.finishJob()
+	if h.job != nil {
+		h.t.Error("the job does not end")
+	}
+	if h.on["index build"] {
+		for i := 0; h.ready == 0 && i < 8 && !h.t.Failed(); i++ {
+			for range len(comboRows) {
+				h.repairDuplicates()
+			}
+			h.createIndexes(h.rnd)
+		}
+		if h.ready == 0 {
+			h.t.Error("the index does not become ready")
+			return
+		}
+		for _, x := range h.indexes {
+			h.must(x.Verify(h.ctx, h.clients[0], "n", func(p index.Problem) { h.t.Errorf("index: %v", p) }))
+		}
+		h.probeKeys()
+	}
+	h.drain()
+	h.endSlow()
+	h.checkOutcomes()
+	<-time.After(2 * time.Minute)
+	synctest.Wait()
+	for _, table := range []string{"a", "b", "x", "p"} {
+		for v, err := range admin.Check(h.ctx, h.env.Client, table, nil) {
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			h.t.Errorf("consistency check: %v", v)
+		}
+	}
+	if err := h.replay(); err != nil {
+		h.t.Errorf("features %q, then %q: %v", h.target, strings.Join(slices.Sorted(maps.Keys(h.acted)), ", "), err)
+	}
+}
+
+// probeKeys: a key that no row has is free.
+func (h *combination) probeKeys() {
+	for i := range comboKeys {
+		key := fmt.Sprint("k", i)
+		h.write("the key "+key, func(s *comboSession) error {
+			for r, err := range s.tx.Table("a").ReadRows(h.ctx, nil, txn.Columns(uniqueColumn)) {
+				if err != nil {
+					return err
+				}
+				if string(r[uniqueColumn.Family][0].Value) == key {
+					return nil
+				}
+			}
+			s.putKey("probe", key)
+			return nil
+		})
+	}
+}
+
+// checkOutcomes: each idempotency key has one transaction, and all its callers get the outcome of that.
+func (h *combination) checkOutcomes() {
+	for id, all := range h.outcomes {
+		firsts := 0
+		for _, o := range all {
+			if !o.Repeated {
+				firsts++
+			}
+			if o.CommitTS != all[0].CommitTS || string(o.Result) != string(all[0].Result) {
+				h.t.Errorf("idempotency key %s has two outcomes: %+v and %+v", id, all[0], o)
+			}
+		}
+		if firsts != 1 {
+			h.t.Errorf("%d transactions of idempotency key %s have committed", firsts, id)
+		}
+	}
+}
