@@ -12,13 +12,15 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/percolator-bigtable/percolator/txn/internal/front"
 )
 
 // WithoutTransport makes data requests call the emulator's methods directly, without
 // HTTP/2, which is most of the cost of a request. It is for simulations with very
-// many requests. Interceptors of the client see the same requests and answers. It
-// implies [Embedded], and after the first request it skips the interceptors of
-// [WithServerOptions].
+// many requests. Interceptors of the client see the same requests and answers, and the rules
+// of [Strict] hold. It implies [Embedded], and after the first request it skips the
+// interceptors of [WithServerOptions].
 func WithoutTransport() Option {
 	return func(o *options) { o.shortcut, o.embedded = &shortcut{}, true }
 }
@@ -26,14 +28,15 @@ func WithoutTransport() Option {
 // shortcut calls the emulator's methods for a client. It learns them from the first
 // request, which uses HTTP/2.
 type shortcut struct {
-	server atomic.Value // of btpb.BigtableServer
+	server atomic.Value // of front.Server
+	rules  front.Front  // of Strict
 	// one allows one request at a time, because the emulator has races.
 	one sync.Mutex
 }
 
 func (s *shortcut) serverOptions() []grpc.ServerOption {
 	found := func(srv any) {
-		if b, ok := srv.(btpb.BigtableServer); ok {
+		if b, ok := srv.(front.Server); ok {
 			s.server.CompareAndSwap(nil, b)
 		}
 	}
@@ -55,27 +58,32 @@ func (s *shortcut) dialOptions() []grpc.DialOption {
 }
 
 func (s *shortcut) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	server, ok := s.server.Load().(btpb.BigtableServer)
+	server, ok := s.server.Load().(front.Server)
 	if !ok {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	if err := ctx.Err(); err != nil {
 		return status.FromContextError(err).Err()
 	}
-	s.one.Lock()
-	defer s.one.Unlock()
-	var res proto.Message
-	var err error
+	var call front.Call
 	switch r := req.(type) {
-	case *btpb.MutateRowRequest:
-		res, err = server.MutateRow(ctx, proto.CloneOf(r))
-	case *btpb.CheckAndMutateRowRequest:
-		res, err = server.CheckAndMutateRow(ctx, proto.CloneOf(r))
-	case *btpb.ReadModifyWriteRowRequest:
-		res, err = server.ReadModifyWriteRow(ctx, proto.CloneOf(r))
+	case *btpb.MutateRowRequest, *btpb.CheckAndMutateRowRequest, *btpb.ReadModifyWriteRowRequest:
+		call = front.Call{Server: server, Request: proto.Clone(r.(proto.Message))}
 	default:
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
+	s.one.Lock()
+	defer s.one.Unlock()
+	res, err := s.rules.CallUnary(ctx, &call, func(ctx context.Context) (proto.Message, error) {
+		switch r := call.Request.(type) {
+		case *btpb.MutateRowRequest:
+			return server.MutateRow(ctx, r)
+		case *btpb.CheckAndMutateRowRequest:
+			return server.CheckAndMutateRow(ctx, r)
+		default:
+			return server.ReadModifyWriteRow(ctx, r.(*btpb.ReadModifyWriteRowRequest))
+		}
+	})
 	if err != nil {
 		return status.Convert(err).Err()
 	}
@@ -84,9 +92,9 @@ func (s *shortcut) unary(ctx context.Context, method string, req, reply any, cc 
 }
 
 func (s *shortcut) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	server, ok := s.server.Load().(btpb.BigtableServer)
+	server, ok := s.server.Load().(front.Server)
 	if ok && (method == btpb.Bigtable_ReadRows_FullMethodName || method == btpb.Bigtable_MutateRows_FullMethodName) {
-		return &shortStream{ctx: ctx, to: s, server: server}, nil
+		return &shortStream{ctx: ctx, to: s, call: front.Call{Server: server}}, nil
 	}
 	return streamer(ctx, desc, cc, method, opts...)
 }
@@ -94,17 +102,16 @@ func (s *shortcut) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.C
 // shortStream is one request with a streamed answer. CloseSend handles the request and
 // keeps the whole answer.
 type shortStream struct {
-	ctx    context.Context
-	to     *shortcut
-	server btpb.BigtableServer
+	ctx  context.Context
+	to   *shortcut
+	call front.Call
 
-	request proto.Message
-	answer  []proto.Message
-	err     error
+	answer []proto.Message
+	err    error
 }
 
 func (s *shortStream) SendMsg(m any) error {
-	s.request = proto.Clone(m.(proto.Message))
+	s.call.Request = proto.Clone(m.(proto.Message))
 	return nil
 }
 
@@ -115,11 +122,14 @@ func (s *shortStream) CloseSend() error {
 	}
 	s.to.one.Lock()
 	defer s.to.one.Unlock()
-	switch r := s.request.(type) {
+	if s.err = s.to.rules.CallRequest(s.ctx, &s.call); s.err != nil {
+		return nil
+	}
+	switch r := s.call.Request.(type) {
 	case *btpb.ReadRowsRequest:
-		s.err = s.server.ReadRows(r, &grpc.GenericServerStream[btpb.ReadRowsRequest, btpb.ReadRowsResponse]{ServerStream: keeping{s}})
+		s.err = s.call.Server.ReadRows(r, &grpc.GenericServerStream[btpb.ReadRowsRequest, btpb.ReadRowsResponse]{ServerStream: keeping{s}})
 	case *btpb.MutateRowsRequest:
-		s.err = s.server.MutateRows(r, &grpc.GenericServerStream[btpb.MutateRowsRequest, btpb.MutateRowsResponse]{ServerStream: keeping{s}})
+		s.err = s.call.Server.MutateRows(r, &grpc.GenericServerStream[btpb.MutateRowsRequest, btpb.MutateRowsResponse]{ServerStream: keeping{s}})
 	default:
 		s.err = errors.New("txntest: a stream without a request")
 	}
@@ -154,8 +164,10 @@ func (s *shortStream) Trailer() metadata.MD         { return nil }
 type keeping struct{ *shortStream }
 
 func (k keeping) SendMsg(m any) error {
-	k.answer = append(k.answer, m.(proto.Message))
-	return nil
+	return k.to.rules.CallAnswer(k.ctx, &k.call, m.(proto.Message), func(m proto.Message) error {
+		k.answer = append(k.answer, m)
+		return nil
+	})
 }
 
 // Context has the headers of the request: one says that the client knows reverse scans.

@@ -17,10 +17,8 @@ import (
 //
 // Conditional mutations fail with app profiles that route to several clusters, if you name
 // such profiles.
-func Strict(severalClusters ...string) []grpc.ServerOption { return rules(severalClusters, nil) }
-
-func rules(severalClusters, without []string) []grpc.ServerOption {
-	return front.Options(strict.Front(strict.Config{SeveralClusters: severalClusters, Without: without, Repeat: repeat}))
+func Strict(severalClusters ...string) []grpc.ServerOption {
+	return front.Options(strict.Front(strict.Config{SeveralClusters: severalClusters, Repeat: repeat}))
 }
 
 // Lenient starts the emulator of [New] without the rules of [Strict]. It implies [Embedded].
@@ -39,6 +37,10 @@ func Permissions(of func(token, table string) (permissions []string, err error))
 func WithoutQuota() Option {
 	return func(o *options) { o.without = append(o.without, strict.AdminQuota) }
 }
+
+// WithMaxRow lets reads of more than some bytes of one row fail, instead of more than 256 MB.
+// So tests of large rows need less memory.
+func WithMaxRow(bytes int) Option { return func(o *options) { o.maxRow = bytes } }
 
 // A View is an authorized view: the rows of a table that begin with a prefix, and some of its
 // families.

@@ -49,8 +49,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/front"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/internal/strict"
 )
 
 // An Env is an emulator with a client. The end of the test closes both.
@@ -80,6 +82,7 @@ type options struct {
 	withoutJournal bool
 	lenient        bool
 	without        []string  // rules of Strict
+	maxRow         int       // of Strict; 0: Bigtable's
 	shortcut       *shortcut // nil without
 }
 
@@ -130,10 +133,13 @@ func New(t testing.TB, opts ...Option) *Env {
 		e.conn = func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "tcp", host) }
 	} else {
 		server := e.opts.server
+		var rules front.Front
 		if !e.opts.lenient {
-			server = append(server, rules(nil, e.opts.without)...)
+			rules = strict.Front(strict.Config{Without: e.opts.without, MaxRow: e.opts.maxRow, Repeat: repeat})
+			server = append(server, front.Options(rules)...)
 		}
 		if e.opts.shortcut != nil {
+			e.opts.shortcut.rules = rules
 			server = append(server, e.opts.shortcut.serverOptions()...)
 		}
 		emulator, err := StartEmulator("", server...)

@@ -6,6 +6,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"cloud.google.com/go/bigtable"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -69,5 +73,41 @@ func TestMetadataSteps(t *testing.T) {
 	}
 	if n := faults.Count(); n[txntest.StepLock] < 2 || len(n) != 1 {
 		t.Errorf("taking a lock is %v", n)
+	}
+}
+
+// The rules of Cloud Bigtable hold without a transport, too.
+func TestWithoutTransportIsStrict(t *testing.T) {
+	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithMaxRow(1000))
+	env.CreateTable("t", "f")
+	table, ctx := env.Bigtable.Open("t"), t.Context()
+	unknown, value := bigtable.NewMutation(), bigtable.NewMutation()
+	unknown.Set("unknown", "q", 1000, nil)
+	value.Set("f", "q", 1000, make([]byte, 600))
+	value.Set("f", "r", 1000, make([]byte, 600))
+	if err := table.Apply(ctx, "row", value); err != nil {
+		t.Fatal(err)
+	}
+	_, large := table.ReadRow(ctx, "row")
+	_, small := table.ReadRow(ctx, "row", bigtable.RowFilter(bigtable.ColumnFilter("q")))
+	_, filter := table.ReadRow(ctx, "row", bigtable.RowFilter(bigtable.ValueFilter(string(make([]byte, 30_000)))))
+	errs, err := table.ApplyBulk(ctx, []string{"row", "other"}, []*bigtable.Mutation{value, unknown})
+	if err != nil || len(errs) != 2 || errs[0] != nil {
+		t.Fatal(errs, err)
+	}
+	for what, tt := range map[string]struct {
+		err  error
+		want codes.Code
+	}{
+		"a row that is too large":         {large, codes.FailedPrecondition},
+		"a column of it":                  {small, codes.OK},
+		"a filter that is too large":      {filter, codes.InvalidArgument},
+		"an unknown family":               {table.Apply(ctx, "row", unknown), codes.NotFound},
+		"an unknown family in one of two": {errs[1], codes.NotFound},
+		"a condition without changes":     {table.Apply(ctx, "row", bigtable.NewCondMutation(bigtable.LatestNFilter(1), bigtable.NewMutation(), nil)), codes.InvalidArgument},
+	} {
+		if status.Code(tt.err) != tt.want {
+			t.Errorf("%s: %v, want %v", what, tt.err, tt.want)
+		}
 	}
 }

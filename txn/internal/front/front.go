@@ -39,6 +39,30 @@ type Front struct {
 	End func(ctx context.Context, c *Call, send func(proto.Message) error) error
 }
 
+// CallUnary passes a request with one answer through a front.
+func (f Front) CallUnary(ctx context.Context, c *Call, next func(context.Context) (proto.Message, error)) (proto.Message, error) {
+	if f.Unary == nil {
+		return next(ctx)
+	}
+	return f.Unary(ctx, c, next)
+}
+
+// CallRequest shows a front a request with a streamed answer.
+func (f Front) CallRequest(ctx context.Context, c *Call) error {
+	if f.Request == nil {
+		return nil
+	}
+	return f.Request(ctx, c)
+}
+
+// CallAnswer passes a message of a streamed answer through a front.
+func (f Front) CallAnswer(ctx context.Context, c *Call, answer proto.Message, send func(proto.Message) error) error {
+	if f.Answer == nil {
+		return send(answer)
+	}
+	return f.Answer(ctx, c, answer, send)
+}
+
 // Options returns the options for a server behind fronts. Requests pass them in order, and
 // answers in the opposite order.
 func Options(all ...Front) (opts []grpc.ServerOption) {
@@ -51,11 +75,11 @@ func Options(all ...Front) (opts []grpc.ServerOption) {
 func (f Front) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	server, ok := info.Server.(Server)
 	msg, isMessage := req.(proto.Message)
-	if f.Unary == nil || !ok || !isMessage {
+	if !ok || !isMessage {
 		return handle(ctx, req)
 	}
 	c := &Call{Server: server, Request: msg}
-	return f.Unary(ctx, c, func(ctx context.Context) (proto.Message, error) {
+	return f.CallUnary(ctx, c, func(ctx context.Context) (proto.Message, error) {
 		answer, err := handle(ctx, c.Request)
 		if err != nil {
 			return nil, err
@@ -94,18 +118,15 @@ func (s *stream) RecvMsg(m any) error {
 		return fmt.Errorf("front: message of type %T", m)
 	}
 	s.call.Request = msg
-	if s.front.Request == nil {
-		return nil
-	}
-	return s.front.Request(s.Context(), s.call)
+	return s.front.CallRequest(s.Context(), s.call)
 }
 
 func (s *stream) SendMsg(m any) error {
 	msg, ok := m.(proto.Message)
-	if s.front.Answer == nil || !ok {
+	if !ok {
 		return s.ServerStream.SendMsg(m)
 	}
-	return s.front.Answer(s.Context(), s.call, msg, s.send)
+	return s.front.CallAnswer(s.Context(), s.call, msg, s.send)
 }
 
 func (s *stream) send(m proto.Message) error { return s.ServerStream.SendMsg(m) }
