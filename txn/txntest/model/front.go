@@ -43,6 +43,11 @@ func (f *front) key(method string, req proto.Message) Key {
 
 // wait waits until a time. It counts a request that ends before.
 func (f *front) wait(ctx context.Context, k Key, until time.Time) error {
+	return f.waitOr(ctx, k, until, nil)
+}
+
+// waitOr is wait, and ends when cut is closed.
+func (f *front) waitOr(ctx context.Context, k Key, until time.Time, cut <-chan struct{}) error {
 	if ctx.Err() == nil {
 		d := time.Until(until)
 		if d <= 0 {
@@ -52,6 +57,8 @@ func (f *front) wait(ctx context.Context, k Key, until time.Time) error {
 		defer timer.Stop()
 		select {
 		case <-timer.C:
+			return nil
+		case <-cut:
 			return nil
 		case <-ctx.Done():
 		}
@@ -84,8 +91,23 @@ func exhausted(retry time.Duration) error {
 // A piece of work is what a request asks of one row.
 type work struct {
 	row    string
-	points time.Duration // of a node
-	mutate bool          // it also takes its turn at the row
+	points time.Duration   // of a node
+	mutate bool            // it also takes its turn at the row
+	reads  bool            // it passes removed cells of the columns that filter names
+	filter *btpb.RowFilter // nil: all columns
+}
+
+// present waits while the tablet of a row is away.
+func (f *front) present(ctx context.Context, k Key, row string) error {
+	for {
+		until := f.cluster.away(k.Table, row)
+		if until.IsZero() {
+			return nil
+		}
+		if err := f.wait(ctx, k, until); err != nil {
+			return err
+		}
+	}
 }
 
 func (f *front) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -93,10 +115,18 @@ func (f *front) unary(ctx context.Context, method string, req, reply any, cc *gr
 	if !ok {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
-	c, k, trip := f.cluster, f.key(method, m), f.cluster.trip()
+	c, k := f.cluster, f.key(method, m)
+	trip, before, after := c.trip()
 	c.count(k, func(n *Count) { n.Requests++ })
+	if err := f.wait(ctx, k, time.Now().Add(before)); err != nil {
+		return err
+	}
 	done := time.Now().Add(trip / 2)
 	if w, ok := c.workOf(m); ok {
+		if err := f.present(ctx, k, w.row); err != nil {
+			return err
+		}
+		done = time.Now().Add(trip / 2)
 		end, refused := c.admit(k.Table, done, []work{w})
 		if refused[0] != nil {
 			return f.refuse(ctx, k, trip, refused[0])
@@ -109,7 +139,17 @@ func (f *front) unary(ctx context.Context, method string, req, reply any, cc *gr
 	if err := invoke(ctx, method, req, reply, cc, opts...); err != nil {
 		return err
 	}
-	return f.wait(ctx, k, time.Now().Add(trip/2))
+	switch r := req.(type) {
+	case *btpb.MutateRowRequest:
+		c.applied(k.Table, string(r.RowKey), r.Mutations)
+	case *btpb.CheckAndMutateRowRequest:
+		mutations := r.FalseMutations
+		if reply.(*btpb.CheckAndMutateRowResponse).PredicateMatched {
+			mutations = r.TrueMutations
+		}
+		c.applied(k.Table, string(r.RowKey), mutations)
+	}
+	return f.wait(ctx, k, time.Now().Add(trip/2+after))
 }
 
 func (f *front) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {

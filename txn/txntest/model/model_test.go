@@ -231,3 +231,150 @@ func TestRefusals(t *testing.T) {
 		}
 	})
 }
+
+// A request for a row waits for a quantum of each scan of its node, also if the scan had the node
+// for itself, and the scans take as much longer.
+func TestScansDelayRequests(t *testing.T) {
+	for scans, want := range map[int]time.Duration{0: 5 * time.Millisecond, 1: 10 * time.Millisecond, 8: 45 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			c, a := start(t, model.Config{})
+			done := make(chan error)
+			for range scans {
+				go func() { done <- scan(t.Context(), a, bigtable.PrefixRange(""), new(int))() }()
+			}
+			began := time.Now()
+			time.Sleep(50 * time.Millisecond)
+			var longest time.Duration
+			for range 10 {
+				longest = max(longest, timed(t, scan(t.Context(), a, bigtable.SingleRow("80"), new(int))))
+			}
+			if longest > want+time.Millisecond || longest < want*6/10 {
+				t.Errorf("%d scans: a read took %v, want at most %v", scans, longest, want)
+			}
+			for range scans {
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+			if took := time.Since(began); scans > 0 && (took < time.Duration(scans)*time.Second || took > time.Duration(scans)*1100*time.Millisecond) {
+				t.Errorf("%d scans took %v", scans, took)
+			}
+			if _, busy := c.Busy(); busy > time.Duration(scans)*1010*time.Millisecond || busy < time.Duration(scans)*990*time.Millisecond {
+				t.Errorf("%d scans kept the node busy for %v", scans, busy)
+			}
+		})
+	}
+}
+
+// A removed cell and the mark that removed it cost each read of its column, conditions of
+// mutations and scans too, until a compaction. A newer cell hides them.
+func TestRemovedCells(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, a := start(t, model.Config{Compaction: time.Hour})
+		for i := range 50 {
+			m := bigtable.NewMutation()
+			m.Set("f", "gone", bigtable.Timestamp(1000+1000*i), nil)
+			if err := a.Apply(t.Context(), "80", m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := bigtable.NewMutation()
+		m.DeleteCellsInColumn("f", "gone")
+		if err := a.Apply(t.Context(), "80", m); err != nil {
+			t.Fatal(err)
+		}
+		c.Removed("a", "80", "f", "gone", 220_000-51)
+		const cost = 100 * time.Millisecond // of 220,000 cells with 100 bytes
+		gone, other := bigtable.ColumnRangeFilter("f", "gone", "gonf"), bigtable.ColumnRangeFilter("f", "q", "r")
+		change := bigtable.NewMutation()
+		change.Set("f", "q", 2000, nil)
+		read := func(f bigtable.Filter) func() error {
+			return scan(t.Context(), a, bigtable.SingleRow("80"), new(int), bigtable.RowFilter(f))
+		}
+		condition := func() error { return a.Apply(t.Context(), "80", bigtable.NewCondMutation(gone, nil, change)) }
+		row := bigtable.NewRange("80", "80\x00")
+		within(t, "a read of the column", timed(t, read(gone)), 5*time.Millisecond+cost)
+		within(t, "a read of another column", timed(t, read(other)), 5*time.Millisecond)
+		within(t, "a conditional mutation", timed(t, condition), 5*time.Millisecond+cost)
+		within(t, "a scan", timed(t, scan(t.Context(), a, row, new(int))), 5*time.Millisecond+cost)
+		if err := set(a, "80")(); err != nil {
+			t.Fatal(err)
+		}
+		newer := bigtable.NewMutation()
+		newer.Set("f", "gone", 1e6, nil)
+		if err := a.Apply(t.Context(), "80", newer); err != nil {
+			t.Fatal(err)
+		}
+		within(t, "a read of a newer cell", timed(t, read(gone)), 5*time.Millisecond)
+		if err := a.Apply(t.Context(), "80", m); err != nil {
+			t.Fatal(err)
+		}
+		within(t, "a read after another removal", timed(t, read(gone)), 5*time.Millisecond+cost)
+		time.Sleep(time.Hour)
+		within(t, "a read after a compaction", timed(t, read(gone)), 5*time.Millisecond)
+		within(t, "a scan after it", timed(t, scan(t.Context(), a, row, new(int))), 5*time.Millisecond)
+	})
+}
+
+// One of 500 requests takes 50 to 500 ms longer.
+func TestTail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, a := start(t, model.Config{Tail: 1.0 / 500})
+		late := 0
+		for range 10_000 {
+			switch took := timed(t, scan(t.Context(), a, bigtable.SingleRow("80"), new(int))); {
+			case took > 510*time.Millisecond || took > 7*time.Millisecond && took < 54*time.Millisecond:
+				t.Fatalf("a read took %v", took)
+			case took > 10*time.Millisecond:
+				late++
+			}
+		}
+		if late < 5 || late > 50 {
+			t.Errorf("%d of 10,000 reads were late, want about 20", late)
+		}
+	})
+}
+
+// While a tablet moves or is split, its requests wait for a second, and others do not. Then it is
+// on another node.
+func TestMovingTablets(t *testing.T) {
+	for what, change := range map[string]func(*model.Cluster){
+		"move":  func(c *model.Cluster) { c.Move("a", "85") },
+		"split": func(c *model.Cluster) { c.Split("a", "85") },
+		"away":  func(c *model.Cluster) { c.Away("a", "85", time.Second) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, a := start(t, model.Config{Nodes: 10})
+				whole := timed(t, scan(t.Context(), a, bigtable.PrefixRange(""), new(int)))
+				change(c)
+				began := time.Now()
+				bulk := make(chan time.Duration)
+				go func() {
+					m := bigtable.NewMutation()
+					m.Set("f", "bulk", 1000, nil)
+					errs, err := a.ApplyBulk(t.Context(), []string{"86", "11"}, []*bigtable.Mutation{m, m})
+					if err != nil || errs != nil {
+						t.Error(errs, err)
+					}
+					bulk <- time.Since(began)
+				}()
+				within(t, "a row of another tablet", timed(t, set(a, "10")), 5*time.Millisecond)
+				r, err := a.ReadRow(t.Context(), "11", bigtable.RowFilter(bigtable.ColumnFilter("bulk")))
+				if err != nil || len(r) == 0 {
+					t.Errorf("%v, %v: the other entry of a bulk mutation waits", r, err)
+				}
+				if err := set(a, "86")(); err != nil {
+					t.Error(err)
+				}
+				within(t, "a row of the tablet", time.Since(began), time.Second)
+				within(t, "a bulk mutation", <-bulk, time.Second)
+				rows := 0
+				within(t, "a scan", timed(t, scan(t.Context(), a, bigtable.PrefixRange(""), &rows)), whole)
+				if rows < 100 {
+					t.Errorf("%d rows", rows)
+				}
+			})
+		})
+	}
+}

@@ -27,6 +27,9 @@ type stream struct {
 	begun   bool
 	answer  []proto.Message // that is not sent yet
 	scan    *scan           // nil if answer is all
+	waiting []int           // entries of a bulk mutation whose tablets are away
+	trip    time.Duration
+	after   time.Duration // that the answer takes longer
 }
 
 func (s *stream) SendMsg(m any) error          { s.request = m.(proto.Message); return nil }
@@ -44,6 +47,11 @@ func (s *stream) RecvMsg(m any) error {
 	}
 	for len(s.answer) == 0 && s.scan != nil {
 		if err := s.scan.next(s); err != nil {
+			return err
+		}
+	}
+	for len(s.answer) == 0 && len(s.waiting) > 0 {
+		if err := s.mutate(s.request.(*btpb.MutateRowsRequest)); err != nil {
 			return err
 		}
 	}
@@ -68,24 +76,34 @@ func (s *stream) RecvMsg(m any) error {
 func (s *stream) begin() error {
 	f, c := s.front, s.front.cluster
 	s.key = f.key(s.method, s.request)
-	trip := c.trip()
-	arrives := time.Now().Add(trip / 2)
+	trip, before, after := c.trip()
+	s.trip, s.after = trip, after
+	if err := f.wait(s.ctx, s.key, time.Now().Add(before)); err != nil {
+		return err
+	}
 	switch r := s.request.(type) {
 	case *btpb.MutateRowsRequest:
-		return s.mutate(r, arrives, trip)
+		c.count(s.key, func(n *Count) { n.Requests++; n.Rows += int64(len(r.Entries)) })
+		for i := range r.Entries {
+			s.waiting = append(s.waiting, i)
+		}
+		return s.mutate(r)
 	case *btpb.ReadRowsRequest:
 		c.count(s.key, func(n *Count) { n.Requests++ })
 		if len(r.GetRows().GetRowRanges()) > 0 || len(r.GetRows().GetRowKeys()) == 0 {
 			c.mu.Lock()
 			s.scan = newScan(r, c.table(s.key.Table))
 			c.mu.Unlock()
-			return f.wait(s.ctx, s.key, time.Now().Add(trip))
+			return f.wait(s.ctx, s.key, time.Now().Add(trip+after))
 		}
 		parts := make([]work, len(r.Rows.RowKeys))
 		for i, k := range r.Rows.RowKeys {
-			parts[i] = work{row: string(k), points: c.read(1)}
+			if err := f.present(s.ctx, s.key, string(k)); err != nil {
+				return err
+			}
+			parts[i] = work{row: string(k), points: c.cfg.Costs.Read, reads: true, filter: r.Filter}
 		}
-		done, refused := c.admit(s.key.Table, arrives, parts)
+		done, refused := c.admit(s.key.Table, time.Now().Add(trip/2), parts)
 		if err := cmp.Or(refused...); err != nil {
 			return f.refuse(s.ctx, s.key, trip, err)
 		}
@@ -95,50 +113,89 @@ func (s *stream) begin() error {
 		if err := s.forward(r); err != nil {
 			return err
 		}
+		if large := s.size() - 1024*len(parts); large > 0 {
+			if err := f.wait(s.ctx, s.key, c.extra(s.key.Table, parts[0].row, large)); err != nil {
+				return err
+			}
+		}
 	case *btpb.SampleRowKeysRequest:
 		c.count(s.key, func(n *Count) { n.Requests++ })
 		c.mu.Lock()
-		t := c.table(s.key.Table)
+		all := slices.Clone(c.table(s.key.Table).tablets)
 		c.mu.Unlock()
-		if t.size == 0 {
+		if all[0].size == 0 {
 			if err := s.forward(r); err != nil {
 				return err
 			}
 			break
 		}
-		for i := range t.starts {
-			s.answer = append(s.answer, &btpb.SampleRowKeysResponse{RowKey: []byte(t.end(i)), OffsetBytes: int64(float64(i+1) * t.size)})
+		offset := 0.0
+		for _, t := range all {
+			offset += t.size
+			s.answer = append(s.answer, &btpb.SampleRowKeysResponse{RowKey: []byte(t.end), OffsetBytes: int64(offset)})
 		}
 	default:
 		if err := s.forward(r); err != nil {
 			return err
 		}
 	}
-	return f.wait(s.ctx, s.key, time.Now().Add(trip/2))
+	return f.wait(s.ctx, s.key, time.Now().Add(trip/2+after))
 }
 
-// mutate sends the entries of a bulk mutation that are not refused.
-func (s *stream) mutate(r *btpb.MutateRowsRequest, arrives time.Time, trip time.Duration) error {
-	f, c := s.front, s.front.cluster
-	parts := make([]work, len(r.Entries))
-	for i, e := range r.Entries {
-		parts[i] = work{row: string(e.RowKey), points: c.write(size(e.Mutations)), mutate: true}
+// size is the length of the values of the answer.
+func (s *stream) size() (n int) {
+	for _, m := range s.answer {
+		if r, ok := m.(*btpb.ReadRowsResponse); ok {
+			for _, chunk := range r.Chunks {
+				n += len(chunk.Value)
+			}
+		}
 	}
-	done, refused := c.admit(s.key.Table, arrives, parts)
+	return n
+}
+
+// mutate sends the waiting entries of a bulk mutation whose tablets are not away, unless they are
+// refused. If all tablets are away, it waits for one first.
+func (s *stream) mutate(r *btpb.MutateRowsRequest) error {
+	f, c := s.front, s.front.cluster
+	var now, later []int
+	for first := true; len(now) == 0; first = false {
+		if !first {
+			if err := f.present(s.ctx, s.key, string(r.Entries[s.waiting[0]].RowKey)); err != nil {
+				return err
+			}
+		}
+		now, later = nil, nil
+		for _, i := range s.waiting {
+			if c.away(s.key.Table, string(r.Entries[i].RowKey)).IsZero() {
+				now = append(now, i)
+			} else {
+				later = append(later, i)
+			}
+		}
+		if len(s.waiting) == 0 {
+			break
+		}
+	}
+	s.waiting = later
+	parts := make([]work, len(now))
+	for i, n := range now {
+		parts[i] = work{row: string(r.Entries[n].RowKey), points: c.write(size(r.Entries[n].Mutations)), mutate: true}
+	}
+	done, refused := c.admit(s.key.Table, time.Now().Add(s.trip/2), parts)
 	accepted := &btpb.MutateRowsRequest{TableName: r.TableName, AuthorizedViewName: r.AuthorizedViewName, AppProfileId: r.AppProfileId}
 	var index []int64
 	failed := &btpb.MutateRowsResponse{}
-	for i, e := range r.Entries {
+	for i, n := range now {
 		if refused[i] != nil {
-			failed.Entries = append(failed.Entries, &btpb.MutateRowsResponse_Entry{Index: int64(i), Status: status.Convert(refused[i]).Proto()})
+			failed.Entries = append(failed.Entries, &btpb.MutateRowsResponse_Entry{Index: int64(n), Status: status.Convert(refused[i]).Proto()})
 			continue
 		}
-		accepted.Entries, index = append(accepted.Entries, e), append(index, int64(i))
+		accepted.Entries, index = append(accepted.Entries, r.Entries[n]), append(index, int64(n))
 	}
-	c.count(s.key, func(n *Count) { n.Requests++; n.Rows += int64(len(r.Entries)) })
 	if len(failed.Entries) > 0 {
-		if len(index) == 0 {
-			return f.refuse(s.ctx, s.key, trip, refused[0])
+		if len(failed.Entries) == len(r.Entries) {
+			return f.refuse(s.ctx, s.key, s.trip, refused[0])
 		}
 		c.count(s.key, func(n *Count) { n.Refused++ })
 		s.answer = append(s.answer, failed)
@@ -146,16 +203,21 @@ func (s *stream) mutate(r *btpb.MutateRowsRequest, arrives time.Time, trip time.
 	if err := f.wait(s.ctx, s.key, done); err != nil {
 		return err
 	}
-	first := len(s.answer)
-	if err := s.forward(accepted); err != nil {
-		return err
-	}
-	for _, m := range s.answer[first:] {
-		for _, e := range m.(*btpb.MutateRowsResponse).Entries {
-			e.Index = index[e.Index]
+	if len(index) > 0 {
+		first := len(s.answer)
+		if err := s.forward(accepted); err != nil {
+			return err
+		}
+		for _, m := range s.answer[first:] {
+			for _, e := range m.(*btpb.MutateRowsResponse).Entries {
+				if e.Status.GetCode() == 0 {
+					c.applied(s.key.Table, string(accepted.Entries[e.Index].RowKey), accepted.Entries[e.Index].Mutations)
+				}
+				e.Index = index[e.Index]
+			}
 		}
 	}
-	return f.wait(s.ctx, s.key, time.Now().Add(trip/2))
+	return f.wait(s.ctx, s.key, time.Now().Add(s.trip/2+s.after))
 }
 
 // forward sends a request to the emulator, and keeps the answer.
@@ -207,6 +269,9 @@ func (s *stream) pass(r *btpb.ReadRowsResponse) error {
 		return nil
 	}
 	s.scan.found += rows
+	for _, chunk := range r.Chunks {
+		s.scan.returned += float64(len(chunk.Value))
+	}
 	s.scan.told = time.Now()
 	if s.scan.request.Reversed {
 		return nil // it counts at the end of its slice
@@ -219,20 +284,22 @@ func (s *stream) pass(r *btpb.ReadRowsResponse) error {
 type scan struct {
 	request *btpb.ReadRowsRequest
 	ranges  []keyRange // that are left; the first one begins with the current slice
-	tablet  int
+	tablet  *tablet
 	at      float64   // the position in the tablet
+	from    string    // the key after the last one that was passed
 	upTo    string    // the end of the slice
 	ends    bool      // whether that is the end of the tablet
+	began   bool      // whether a node has begun
 	open    bool      // whether there is a current slice
 	found   int64     // rows so far
 	told    time.Time // when the client last got a message
+	// returned are the bytes of values since the node last worked, which a table without a nominal
+	// size has.
+	returned float64
 }
 
 // A keyRange is from start up to end, without end; "" is the end of the table.
 type keyRange struct{ start, end string }
-
-// slice is how long a node works on one slice of a scan before it takes the next one.
-const slice = 100 * time.Millisecond
 
 func newScan(r *btpb.ReadRowsRequest, t *table) *scan {
 	s := &scan{request: r, told: time.Now()}
@@ -298,23 +365,33 @@ func (sc *scan) next(s *stream) error {
 // begin reads the rows of the next slice.
 func (sc *scan) begin(s *stream, limit int64) error {
 	c, r := s.front.cluster, sc.ranges[0]
+	if err := s.front.present(s.ctx, s.key, r.start); err != nil {
+		return err
+	}
 	c.mu.Lock()
-	t := c.table(s.key.Table)
-	sc.tablet = t.tablet(r.start)
-	out := c.out(s.key.Table, sc.tablet, time.Now())
+	t := c.table(s.key.Table).tablet(r.start)
+	out := c.out(s.key.Table, t, time.Now())
 	c.mu.Unlock()
-	if out {
+	if out != nil {
 		return s.front.refuse(s.ctx, s.key, 0, unavailable(s.key.Table))
 	}
-	sc.at = t.position(sc.tablet, r.start, false)
-	end := t.end(sc.tablet)
-	sc.upTo, sc.ends = end, true
-	if end == "" || r.end != "" && r.end <= end {
-		sc.upTo, sc.ends = r.end, r.end == end
+	if !sc.began { // a request costs what the read of a row does, too
+		sc.began = true
+		c.mu.Lock()
+		done := c.node(t).point(time.Now(), c.cfg.Costs.Read)
+		c.mu.Unlock()
+		if err := s.front.wait(s.ctx, s.key, done); err != nil {
+			return err
+		}
+	}
+	sc.tablet, sc.from, sc.at = t, r.start, t.position(r.start, false)
+	sc.upTo, sc.ends = t.end, true
+	if t.end == "" || r.end != "" && r.end <= t.end {
+		sc.upTo, sc.ends = r.end, r.end == t.end
 	}
 	// A slice in reverse is all of a range in a tablet: it is read from its end.
 	if t.size > 0 && !sc.request.Reversed {
-		k := t.keyAt(sc.tablet, sc.at+c.cfg.Rates.Scan*1e6*slice.Seconds())
+		k := t.keyAt(sc.at + c.cfg.Costs.Scan*slice.Seconds())
 		if k > r.start && (sc.upTo == "" || k < sc.upTo) {
 			sc.upTo, sc.ends = k, false
 		}
@@ -331,22 +408,44 @@ func (sc *scan) begin(s *stream, limit int64) error {
 	return s.forward(part)
 }
 
-// reach lets the node of the tablet scan up to a key.
+// reach lets the node of the tablet scan up to a key, with the key unless it is the end of a slice.
 func (sc *scan) reach(s *stream, key string, end bool) error {
 	c := s.front.cluster
+	after := key
+	if !end && key != sc.upTo {
+		after = key + "\x00"
+	}
 	c.mu.Lock()
-	t := c.table(s.key.Table)
-	bytes := t.position(sc.tablet, key, end || key == "") - sc.at
+	bytes := max(0, sc.tablet.position(key, end || key == "")-sc.at)
+	sc.at += bytes
+	if sc.tablet.size == 0 {
+		bytes = sc.returned
+	}
+	sc.returned = 0
+	if after == "" || after > sc.from {
+		bytes += float64(c.removed(c.table(s.key.Table), sc.from, after)) * c.cfg.Costs.Removed
+		sc.from = after
+	}
+	n := c.node(sc.tablet)
+	c.mu.Unlock()
 	if bytes <= 0 {
-		c.mu.Unlock()
 		return nil
 	}
-	sc.at += bytes
-	n := c.node(s.key.Table, sc.tablet)
-	work := seconds(bytes, c.cfg.Rates.Scan*1e6)
-	n.busyScn += work
-	done := take(&n.scans, time.Now(), work)
-	c.mu.Unlock()
 	c.count(s.key, func(n *Count) { n.Bytes += bytes })
-	return s.front.wait(s.ctx, s.key, done)
+	for work := seconds(bytes, c.cfg.Costs.Scan); work > 0; {
+		c.mu.Lock()
+		part := n.scan(time.Now(), work)
+		done := part.end
+		c.mu.Unlock()
+		if err := s.front.waitOr(s.ctx, s.key, done, part.cut); err != nil {
+			return err
+		}
+		c.mu.Lock()
+		work, done = work-part.work, part.end
+		c.mu.Unlock()
+		if err := s.front.wait(s.ctx, s.key, done); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,11 +1,14 @@
 package model
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/google/btree"
 )
 
 // A Table is the nominal size of a table.
@@ -29,37 +32,63 @@ func HexSplits(prefix string, n int) []string {
 }
 
 type table struct {
-	starts []string // of the tablets
-	size   float64  // of a tablet
+	tablets []*tablet
+	rows    *btree.BTreeG[*row]
 }
 
-func newTable(t Table) *table {
+// A tablet does not change: moves and splits replace it.
+type tablet struct {
+	start, end string  // the key after it; "" for the last one
+	size       float64 // in bytes
+	node       int     // modulo the number of nodes
+}
+
+func newTable(t Table, node int) *table {
 	starts := append([]string{""}, t.Splits...)
 	slices.Sort(starts)
-	return &table{starts: starts, size: t.Bytes / float64(len(starts))}
+	all := &table{rows: btree.NewG(16, less)}
+	for i, start := range starts {
+		end := ""
+		if i+1 < len(starts) {
+			end = starts[i+1]
+		}
+		all.tablets = append(all.tablets, &tablet{start, end, t.Bytes / float64(len(starts)), node + i})
+	}
+	return all
 }
 
 // tablet returns the tablet of a key.
-func (t *table) tablet(key string) int {
-	i, found := slices.BinarySearch(t.starts, key)
+func (t *table) tablet(key string) *tablet {
+	i, found := slices.BinarySearchFunc(t.tablets, key, func(x *tablet, key string) int { return cmp.Compare(x.start, key) })
 	if !found {
 		i--
 	}
-	return i
+	return t.tablets[i]
 }
 
-// end returns the key after a tablet; "" for the last one.
-func (t *table) end(tablet int) string {
-	if tablet+1 < len(t.starts) {
-		return t.starts[tablet+1]
-	}
-	return ""
+// replace replaces a tablet.
+func (t *table) replace(old *tablet, by func(tablet) []*tablet) {
+	i := slices.Index(t.tablets, old)
+	t.tablets = slices.Replace(t.tablets, i, i+1, by(*old)...)
 }
+
+// removed returns how many removed cells of the rows from start to end, without end, a scan passes.
+func (c *Cluster) removed(t *table, start, end string) (n int) {
+	add := func(r *row) bool { n += c.current(r).removed; return true }
+	if end == "" {
+		t.rows.AscendGreaterOrEqual(&row{key: start}, add)
+	} else {
+		t.rows.AscendRange(&row{key: start}, &row{key: end}, add)
+	}
+	return n
+}
+
+func (t *tablet) has(key string) bool { return key >= t.start && (t.end == "" || key < t.end) }
 
 // split returns ranges that are each within one tablet.
 func (t *table) split(ranges []keyRange) (all []keyRange) {
 	for _, r := range ranges {
-		for end := t.end(t.tablet(r.start)); end != "" && (r.end == "" || end < r.end); end = t.end(t.tablet(end)) {
+		for end := t.tablet(r.start).end; end != "" && (r.end == "" || end < r.end); end = t.tablet(end).end {
 			all, r.start = append(all, keyRange{r.start, end}), end
 		}
 		all = append(all, r)
@@ -69,11 +98,11 @@ func (t *table) split(ranges []keyRange) (all []keyRange) {
 
 // position returns how many bytes of a tablet are before a key, which may be the end of the
 // tablet.
-func (t *table) position(tablet int, key string, end bool) float64 {
+func (t *tablet) position(key string, end bool) float64 {
 	if end {
 		return t.size
 	}
-	prefix, from, to := t.bounds(tablet)
+	prefix, from, to := t.bounds()
 	at := number(strings.TrimPrefix(key, prefix))
 	if !strings.HasPrefix(key, prefix) {
 		at = to // beyond all keys with the prefix
@@ -85,8 +114,8 @@ func (t *table) position(tablet int, key string, end bool) float64 {
 }
 
 // keyAt returns the key at a position in a tablet.
-func (t *table) keyAt(tablet int, position float64) string {
-	prefix, from, to := t.bounds(tablet)
+func (t *tablet) keyAt(position float64) string {
+	prefix, from, to := t.bounds()
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], uint64(min(from+(to-from)*position/t.size, math.MaxUint64-4096)))
 	return prefix + strings.TrimRight(string(b[:]), "\x00")
@@ -94,8 +123,8 @@ func (t *table) keyAt(tablet int, position float64) string {
 
 // bounds returns what all keys of a tablet begin with, and what follows in the first and
 // the last one, as numbers.
-func (t *table) bounds(tablet int) (prefix string, from, to float64) {
-	start, end := t.starts[tablet], t.end(tablet)
+func (t *tablet) bounds() (prefix string, from, to float64) {
+	start, end := t.start, t.end
 	if end == "" {
 		return "", number(start), math.MaxUint64
 	}
