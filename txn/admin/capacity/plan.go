@@ -79,8 +79,12 @@ const (
 	kb  = 1024
 )
 
-// sized is how many rows of 1 KB a row counts for.
+// sized is how many rows of 1 KB a written row counts for.
 func sized(bytes float64) float64 { return max(1, bytes/kb) }
+
+// readAs is how many rows of 1 KB a row counts for that is read. What it has beyond 1 KB costs as
+// in a scan.
+func (r Rates) readAs(bytes float64) float64 { return 1 + max(0, bytes-kb)/(r.Scan*mb)*r.Reads }
 
 // New plans for a workload. It fails for one that makes no sense.
 func New(w Workload, r Rates) (Plan, error) {
@@ -97,7 +101,7 @@ func New(w Workload, r Rates) (Plan, error) {
 		p.Transactions = append(p.Transactions, kp)
 		p.Timestamps += k.Rate * float64(kp.Oracle)
 		p.Network += k.Rate * kp.Bytes / mb
-		p.RowReads += k.Rate * (float64(k.Reads*k.ReadRows)*sized(k.ReadBytes) + float64(k.Scans))
+		p.RowReads += k.Rate * (float64(k.Reads*k.ReadRows)*r.readAs(k.ReadBytes) + float64(k.Scans))
 		scanned += k.Rate * float64(k.Scans) * k.scanned(r)
 		conditional := float64(kp.Prewrites + kp.Commits)
 		p.Conditions += k.Rate * conditional
@@ -249,7 +253,7 @@ func (p *Plan) warnHot(kp KindPlan, k Kind) {
 		warn("grows to %.0f MB before garbage collection removes versions, and Bigtable returns at most %d MB of a row: keep versions for less than %.3g h (percctl gc run --retention), collect more often than every %.3g h (--interval), or spread the writes over more rows", kp.HotBytes/(1<<20), MaxRowBytes>>20, p.Workload.Retention, p.Workload.Interval)
 	}
 	if kp.RemovedMS > p.Workload.RTT {
-		warn("has %.0f removed cells before Bigtable compacts it (assumed: every %.0f h). If reading one costs %.0f bytes (assumed), each read of the row takes %.0f ms longer then: spread the writes over more rows", kp.Removed, p.Rates.Compaction, p.Rates.Removed, kp.RemovedMS)
+		warn("has %.0f removed cells before Bigtable compacts it (assumed: every %.0f h). If reading one costs %.0f bytes (assumed; percctl conformance measures the time), each read of the row takes %.0f ms longer then: spread the writes over more rows", kp.Removed, p.Rates.Compaction, p.Rates.Removed, kp.RemovedMS)
 	}
 	if kp.HotLimit > 0 && kp.HotRate > kp.HotLimit/2 {
 		warn("is written %.3g times per second, and one row can take at most %.3g such transactions per second: spread the writes over more rows, and merge them later", kp.HotRate, kp.HotLimit)

@@ -62,7 +62,8 @@ func TestPlan(t *testing.T) {
 	}
 	near(t, "timestamps", p.Timestamps, 1000*2+3000*1)
 	near(t, "oracle requests", p.OracleRequests, 4*1000/5)
-	near(t, "row reads", p.RowReads, 1000*2+3000*10*2)
+	reads := 1000*2 + 3000*10*(1+1024/220e6*17_000)
+	near(t, "row reads", p.RowReads, reads)
 	near(t, "conditional mutations", p.Conditions, 1000*3+800)
 	near(t, "row writes", p.RowWrites, 1000*(2+2+3)+800)
 	near(t, "live storage", p.LiveGiB, 1e8*(850+150)/(1<<30))
@@ -73,7 +74,7 @@ func TestPlan(t *testing.T) {
 	near(t, "garbage collection", p.GCNodes, 2*p.StorageGiB*(1<<30)/220e6/604800+1000/17_000.0+1000/14_000.0)
 	near(t, "a run of garbage collection", p.GCHours, 1e8/1e5/3600)
 	near(t, "idle processes", p.IdleNodes, 4*(.6/14_000+(.1+1/60.0)/17_000))
-	nodes := (62_000+3800)/17_000.0 + 7800/14_000.0 + p.SweepNodes + p.GCNodes + p.IdleNodes
+	nodes := (reads+3800)/17_000.0 + 7800/14_000.0 + p.SweepNodes + p.GCNodes + p.IdleNodes
 	near(t, "busy nodes", p.CPUNodes, nodes)
 	near(t, "nodes", float64(p.Nodes), math.Ceil(nodes/.7))
 	near(t, "CPU", p.CPU, nodes/float64(p.Nodes))

@@ -159,7 +159,7 @@ func idleClients(r *run) {
 			row = "worker/…"
 		}
 		r.atMost("mutations of the hottest row, "+oracle+" oracle", float64(n)/(minutes*60), 5, "1/s", "%s of table %s", row, table)
-		r.atMost("requests of an idle client, "+oracle+" oracle", float64(w.cluster.Sum(model.All).Requests)/minutes/float64(r.Clients), 2, "1/min", "%s", w.kinds())
+		r.atMost("requests of an idle client, "+oracle+" oracle", float64(w.cluster.Sum(model.All).Requests)/minutes/float64(r.Clients), 2.05, "1/min", "%s", w.kinds())
 	}
 }
 
@@ -237,7 +237,7 @@ func garbageCollection(r *run) {
 	// Proportional to what was overwritten: a generous second of a node for each 10 rows.
 	r.atMost("node time for 1,000 overwritten rows", (points + scans).Seconds(), overwritten/10, "s", "%.1f TB, removed %d versions in %.0f s, %d requests, passed %s %s", r.Bytes/1e12, n, took.Seconds(), w.cluster.Sum(model.All).Requests, bytesText(w.cluster.Sum(model.All).Bytes), note)
 	r.atLeast("versions removed", float64(n), overwritten, "versions", "")
-	rows := 2 * r.Locks
+	rows := 4 * r.Locks
 	removed, took := r.collectors(1, rows, r.world(30, 1, 1000*float64(rows), 30))
 	// Each commit overwrites a version.
 	r.atLeast("versions removed by 1 collectors, of commits", float64(removed)/took.Seconds(), 10_000/4, "1/s", "%d versions in %.1f s after the wait for clients", removed, took.Seconds())

@@ -19,15 +19,12 @@ import (
 )
 
 // stored is docs/scale.json.
-type stored struct {
-	Before map[string]float64 `json:"before"` // the first value of each row
-	report
-}
+type stored struct{ report }
 
 // write adds a report to the stored one, and writes the table and the plots.
 func (r report) write(docs string) error {
 	file := filepath.Join(docs, "scale.json")
-	all := stored{Before: map[string]float64{}}
+	all := stored{}
 	text, err := os.ReadFile(file)
 	if err == nil {
 		err = json.Unmarshal(text, &all)
@@ -61,9 +58,13 @@ func (r report) write(docs string) error {
 	return nil
 }
 
-// add replaces the measurements that a report has, and keeps the others.
+// add replaces the measurements that a report has, and keeps the others of a deployment of the same
+// size.
 func (s *stored) add(r report) {
 	old := s.Results
+	if s.Size != r.Size {
+		old = Results{}
+	}
 	s.report = r
 	again := func(row string) bool {
 		return slices.ContainsFunc(r.Ran, func(m Ran) bool { return strings.HasPrefix(row, m.Name+": ") })
@@ -81,17 +82,12 @@ func (s *stored) add(r report) {
 		return slices.IndexFunc(scenarios, func(c scenario) bool { return strings.HasPrefix(row, c.name+": ") })
 	}
 	slices.SortStableFunc(s.Rows, func(a, b Row) int { return cmp.Compare(place(a.Row), place(b.Row)) })
-	for _, row := range s.Rows {
-		if _, ok := s.Before[row.Row]; !ok {
-			s.Before[row.Row] = row.Measured
-		}
-	}
 }
 
 // table has all rows but those that compare the plan, as markdown.
 func (s *stored) table() string {
 	var b strings.Builder
-	b.WriteString("| Measurement | Goal | Before | Now | Met |\n| --- | --- | --- | --- | --- |\n")
+	b.WriteString("| Measurement | Goal | Measured | Met |\n| --- | --- | --- | --- |\n")
 	short := func(v float64) string {
 		switch {
 		case v == math.Trunc(v) || math.Abs(v) >= 100:
@@ -102,6 +98,7 @@ func (s *stored) table() string {
 		return cli.Fixed(v, 2)
 	}
 	planned, agree := 0, 0
+	var misses []string
 	for _, r := range s.Rows {
 		if strings.HasPrefix(r.Row, "plan: ") {
 			planned++
@@ -109,6 +106,9 @@ func (s *stored) table() string {
 				agree++
 			}
 			continue
+		}
+		if !r.Met {
+			misses = append(misses, "- *"+r.Row+"*: "+cmp.Or(missed[r.Row], "the reason is not known")+".\n")
 		}
 		sign, met, unit := "≤", "yes", " "+r.Unit
 		if r.AtLeast {
@@ -120,14 +120,17 @@ func (s *stored) table() string {
 		if r.Unit == "1" {
 			unit = ""
 		}
-		fmt.Fprintf(&b, "| %s | %s %s%s | %s | %s | %s |\n", r.Row, sign, short(r.Goal), unit, short(s.Before[r.Row]), short(r.Measured), met)
+		fmt.Fprintf(&b, "| %s | %s %s%s | %s | %s |\n", r.Row, sign, short(r.Goal), unit, short(r.Measured), met)
+	}
+	if misses != nil {
+		fmt.Fprintf(&b, "\n%d goals are missed:\n\n%s", len(misses), strings.Join(misses, ""))
 	}
 	fmt.Fprintf(&b, "\n`percctl plan` agrees with the model within 25 %% in %d of %d comparisons.\n\n", agree, planned)
 	virtual, cpu := 0.0, 0.0
 	for _, m := range s.Ran {
 		virtual, cpu = virtual+m.Virtual, cpu+m.CPU
 	}
-	fmt.Fprintf(&b, "%.1f hours of virtual time took %.0f minutes of processor time. Last measured %s.\n", virtual/3600, cpu/60, s.Machine)
+	fmt.Fprintf(&b, "The deployment has %.0f TB, %d tables, %d clients and %.0f commits a second. %.1f hours of virtual time took %.0f minutes of processor time. Last measured %s.\n", s.Size.Bytes/1e12, s.Size.Tables, s.Size.Clients, s.Size.Rate, virtual/3600, cpu/60, s.Machine)
 	return b.String()
 }
 
@@ -185,9 +188,9 @@ func (s *stored) draw(c charts.Chart, dir string) error {
 		c.Groups = append(c.Groups, cli.Fixed(x, 0))
 		c.Goals = append(c.Goals, s.goal(fmt.Sprintf("busy processes: p50 of %.0f processes, served oracle", x)))
 	}
-	if c.File == "growth-hot" { // of the best
+	if c.File == "growth-hot" {
 		c.Goals = slices.Repeat([]float64{math.NaN()}, len(at))
-		c.Goals[len(at)-1] = slices.Max(c.Series[0].Values) * s.goal("hot keys: rate with most processes, of the best")
+		c.Goals[len(at)-1] = s.goal("hot keys: commits of most processes")
 	}
 	p, err := c.Lines()
 	if err != nil {

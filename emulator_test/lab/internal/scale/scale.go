@@ -89,8 +89,9 @@ type run struct {
 	*testing.T
 	Size
 
-	name string
-	mu   sync.Mutex
+	name  string
+	costs model.Costs // of worlds
+	mu    sync.Mutex
 	Results
 }
 
@@ -133,13 +134,16 @@ var scenarios = []scenario{
 	{"outcome", outcomes},
 	{"hot cell", hotCell},
 	{"hot keys", hotKeys},
+	{"removed cells", removedCells},
 	{"idle fleet", idleFleet},
 	{"lost hint", lostHint},
 	{"garbage collection", garbageCollection},
+	{"large row", largeRow},
 	{"slow observer", slowObserver},
 	{"more workers", moreWorkers},
 	{"large transaction", largeTransaction},
 	{"deployment", deployment},
+	{"busy deployment", busyDeployment},
 	{"outage", outage},
 	{"steady hours", steadyHours},
 	{"plan", plan},
@@ -172,6 +176,9 @@ func Measure(t *testing.T, size Size, only *regexp.Regexp) (all Results) {
 	return all
 }
 
+// tail is the part of requests that take 50 to 500 ms longer; assumed.
+const tail = 1.0 / 500
+
 // A world is a cluster with tables.
 type world struct {
 	*run
@@ -199,8 +206,8 @@ func (r *run) directWorld(nodes, n, tablets int) *world {
 }
 
 // worldWith makes a world, with more tables that have a nominal size.
-func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int, more map[string]model.Table) *world {
-	cfg := model.Config{Nodes: nodes, Tables: map[string]model.Table{}}
+func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int, more map[string]model.Table, opts ...txntest.Option) *world {
+	cfg := model.Config{Nodes: nodes, Tables: map[string]model.Table{}, Tail: tail, Costs: r.costs}
 	maps.Copy(cfg.Tables, more)
 	for i := range n {
 		cfg.Tables[tableName(i)] = model.Table{Bytes: bytes, Splits: model.HexSplits("", tablets)}
@@ -210,7 +217,7 @@ func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int,
 	if oracle.local != nil {
 		own.Oracle = oracle.local
 	}
-	w.env = txntest.New(r.T, txntest.WithoutTransport(), txntest.WithoutQuota(), txntest.WithConfig(own))
+	w.env = txntest.New(r.T, append(opts, txntest.WithoutTransport(), txntest.WithoutQuota(), txntest.WithConfig(own))...)
 	for i := range n {
 		w.env.InitTable(admin.TableSpec{Name: tableName(i), Families: []string{"f"}})
 	}
@@ -273,10 +280,16 @@ func (w *world) fill(table string, n int) {
 // fillBy is fill by a client.
 func (w *world) fillBy(c *txn.Client, table string, n int) {
 	w.Helper()
+	w.fillWith(c, table, n, "value")
+}
+
+// fillWith is fillBy with a value.
+func (w *world) fillWith(c *txn.Client, table string, n int, value string) {
+	w.Helper()
 	for first := 0; first < n; first += 1000 {
 		if _, err := c.Update(w.Context(), func(_ context.Context, tx *txn.Txn) error {
 			for i := first; i < min(first+1000, n); i++ {
-				tx.Table(table).Set(key(i), "f", "q", []byte("value"))
+				tx.Table(table).Set(key(i), "f", "q", []byte(value))
 			}
 			return nil
 		}); err != nil {
