@@ -117,6 +117,11 @@ func (c *check) clear(results []result) (elsewhere tso.Timestamp) {
 		}
 		cleared.UpTo = min(cleared.UpTo, r.seen.KnownUpTo())
 		cleared.ChangeTS = min(cleared.ChangeTS, r.seen.KnownChange())
+		if replays := r.seen.Replays(); cleared.Only == nil {
+			cleared.Only = replays
+		} else if replays != nil {
+			cleared.Only = slices.DeleteFunc(cleared.Only, func(ts tso.Timestamp) bool { return !slices.Contains(replays, ts) })
+		}
 		if r.failed {
 			cleared.Failures = append(cleared.Failures, r.observer)
 			cleared.FailedTS = max(cleared.FailedTS, r.seen.StartTS)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -89,6 +90,73 @@ func TestReplayOfCollectedDeletion(t *testing.T) {
 		}
 		if letters := deadLetters(t, env.Client); len(letters) != 0 {
 			t.Errorf("left: %+v", letters)
+		}
+		wantLeft(t, env.Client, 0, 0)
+	})
+}
+
+// TestReplaysOfTwoLettersMeet: two operators replay different letters of a cell whose value has
+// expired and was collected. The replay with the lower timestamp names the newer change. It arrives
+// after a check has seen the other one, and before that check's removal arrives.
+func TestReplaysOfTwoLettersMeet(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		if err := admin.SetExpiry(t.Context(), env.Client, input.table, input.Family, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		register(t, env.Client, input, "a", false)
+		register(t, env.Client, input, "b", false)
+		failing, runs := "b", 0
+		faults := txntest.NewFaults(t)
+		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: time.Hour}, faults.DialOptions()...), notify.Config{MaxAttempts: 1})
+		for _, observer := range []string{"a", "b"} {
+			handle(t, w, observer, input, func(context.Context, *txn.Txn, txn.Cell) error {
+				if failing == observer {
+					return errBroken
+				}
+				if failing == "" && observer == "a" {
+					runs++
+				}
+				return nil
+			})
+		}
+		start(t, w)
+		put(t, env.Client, input, "row", "first")
+		pass(time.Minute)
+		failing = "a"
+		put(t, env.Client, input, "row", "second")
+		letters := map[string]changes.DeadLetter{}
+		for range 8 {
+			pass(15 * time.Minute)
+			if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: 10 * time.Minute}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, d := range deadLetters(t, env.Client) {
+			letters[d.Observer] = d
+		}
+		if len(letters) != 2 || letters["a"].ChangeTS <= letters["b"].ChangeTS {
+			t.Fatalf("letters %+v", letters)
+		}
+		failing = ""
+		slow := txntest.NewFaults(t)
+		operator := env.NewClient(txn.Config{TokenTTL: time.Minute, RPCTimeout: time.Hour}, slow.DialOptions()...)
+		arrives := slow.OnStep(txntest.StepNotify, txntest.Hold)
+		done := make(chan error, 1)
+		go func() { done <- changes.Replay(t.Context(), operator, letters["a"]) }()
+		<-arrives.Fired()
+		removal := faults.OnStep(txntest.StepClear, txntest.Hold)
+		if err := changes.Replay(t.Context(), env.Client, letters["b"]); err != nil {
+			t.Fatal(err)
+		}
+		<-removal.Fired()
+		arrives.Release()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		removal.Release()
+		pass(time.Hour)
+		if runs != 1 {
+			t.Errorf("the observer whose replay arrived late committed %d times, want 1", runs)
 		}
 		wantLeft(t, env.Client, 0, 0)
 	})

@@ -186,6 +186,9 @@ type Cleared struct {
 	// had acknowledged the cell's newest change, and that had seen a notification.
 	// 0 removes none.
 	UpTo tso.Timestamp
+	// Only, if not nil, are the notify cells to remove, in place of all up to UpTo. It must be
+	// [Observation.Replays] of an observation.
+	Only []tso.Timestamp
 	// ChangeTS is a change of the cell that all of these observations have seen: at most the
 	// oldest of their newest ones. The journal entries of the transactions that started up to
 	// there are removed; 0: none.
@@ -210,7 +213,11 @@ func ClearNotifications(ctx context.Context, client *txn.Client, cleared ...Clea
 		}
 		m := bigtable.NewMutation()
 		ops := 0
-		if d.UpTo > 0 {
+		for _, ts := range d.Only {
+			m.DeleteTimestampRange(format.NotifyFamily, d.Cell.Column().Key(), ts.Cell(), (ts + 1).Cell())
+			ops++
+		}
+		if d.UpTo > 0 && d.Only == nil {
 			m.DeleteTimestampRange(format.NotifyFamily, d.Cell.Column().Key(), 0, (d.UpTo + 1).Cell())
 			ops++
 		}
@@ -223,7 +230,7 @@ func ClearNotifications(ctx context.Context, client *txn.Client, cleared ...Clea
 			return err
 		}
 		if t.Schema.Journaled() {
-			e := journal.Removal{Cell: d.Cell, NotifyTS: d.UpTo, FailureTS: d.FailedTS}
+			e := journal.Removal{Cell: d.Cell, NotifyTS: d.UpTo, Notified: d.Only, FailureTS: d.FailedTS}
 			if d.UpTo > 0 {
 				e.StartTS = d.ChangeTS
 			}

@@ -46,6 +46,8 @@ type Observation struct {
 
 	// writer is the write record of the newest change.
 	writer format.WriteRecord
+	// gone says that the cell itself does not show its newest change any more.
+	gone bool
 }
 
 // Pending reports whether the observer has not acknowledged the newest change.
@@ -65,6 +67,20 @@ func (o *Observation) KnownUpTo() tso.Timestamp {
 		return o.Triggers[n-1].TS
 	}
 	return 0
+}
+
+// Replays are the notifications of the cell if only they show what its newest change is: garbage
+// collection has removed the newest delete. Otherwise it is nil. Of several replays, each may name
+// another change. One with a lower timestamp may arrive later and name a newer change, so only
+// those that were seen may be removed.
+func (o *Observation) Replays() (seen []tso.Timestamp) {
+	if !o.gone {
+		return nil
+	}
+	for _, t := range o.Triggers {
+		seen = append(seen, t.TS)
+	}
+	return seen
 }
 
 // KnownChange is the newest change of the cell, for [Cleared], or 0 if the observation has not
@@ -179,7 +195,9 @@ func (o *Observation) setChange(raw bigtable.Row, present bool) (err error) {
 		}
 		return nil
 	}
-	if w, ok := store.FindColumn(raw[format.WriteFamily], format.WriteFamily+":"+o.Cell.Column().Key()); ok {
+	w, ok := store.FindColumn(raw[format.WriteFamily], format.WriteFamily+":"+o.Cell.Column().Key())
+	o.gone = !ok && !present
+	if ok {
 		o.writer, err = format.DecodeWrite(o.Cell, tso.FromCell(w.Timestamp), w.Value)
 		o.ChangeTS = o.writer.CommitTS
 	} else if present {

@@ -86,6 +86,8 @@ type Removal struct {
 	// Those of transactions that started in [From, StartTS], and of notifications up to
 	// NotifyTS; 0: none.
 	From, StartTS, NotifyTS tso.Timestamp
+	// Notified, if not nil, are the notifications, in place of all up to NotifyTS.
+	Notified []tso.Timestamp
 	// Those of failures up to FailureTS.
 	FailureTS tso.Timestamp
 }
@@ -96,7 +98,11 @@ func (r Removal) mutation() (m store.RowMutation, ok bool) {
 		m.Mut.DeleteTimestampRange(store.DeployFamily, txnQualifier, r.From.Cell(), (r.StartTS + 1).Cell())
 		m.Ops++
 	}
-	if r.NotifyTS > 0 {
+	for _, ts := range r.Notified {
+		m.Mut.DeleteTimestampRange(store.DeployFamily, notifyQualifier, ts.Cell(), (ts + 1).Cell())
+		m.Ops++
+	}
+	if r.NotifyTS > 0 && r.Notified == nil {
 		m.Mut.DeleteTimestampRange(store.DeployFamily, notifyQualifier, 0, (r.NotifyTS + 1).Cell())
 		m.Ops++
 	}

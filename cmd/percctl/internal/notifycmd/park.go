@@ -143,7 +143,7 @@ func (o *parkOptions) park(ctx context.Context, s *session.Session, seen *change
 		return err
 	}
 	if len(o.others(seen)) == 0 {
-		cleared := changes.Cleared{Cell: o.cell, UpTo: seen.KnownUpTo(), ChangeTS: seen.KnownChange()}
+		cleared := changes.Cleared{Cell: o.cell, UpTo: seen.KnownUpTo(), Only: seen.Replays(), ChangeTS: seen.KnownChange()}
 		for id := range seen.Failures {
 			cleared.Failures = append(cleared.Failures, id)
 		}
