@@ -566,35 +566,41 @@ func TestTableMadeDuringTheFence(t *testing.T) {
 	})
 }
 
-// A collection removes data that no record and no lock names, as a prewrite leaves it that
-// was rolled back before it arrived. It removes exactly those cells.
-func TestCollectionRemovesUnnamedData(t *testing.T) {
+// A row with data that no record and no lock names stays whole: the record was lost, and another cell
+// can prove it also below the safe point. Once it is repaired, the row is collected.
+func TestCollectionKeepsUnnamedData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
-		mustSet(t, env.Client, "1", "bob")
-		first := stored(t, env, "bob")["f"][0].Timestamp
-		m := bigtable.NewMutation()
-		for _, after := range []bigtable.Timestamp{2000, 3000} {
-			m.Set("f", "q", first+after, []byte("unnamed"))
+		c := env.NewClient(txn.Config{TokenTTL: -1, SyncSecondaries: true})
+		for _, v := range []string{"1", "2"} {
+			mustSet(t, c, v, "joe", "bob")
 		}
-		if err := env.Bigtable.Open("a").Apply(t.Context(), "bob", m); err != nil {
-			t.Fatal(err)
+		older := stored(t, env, "bob")[format.WriteFamily][1]
+		loseRecord(t, env, "bob")
+		put(t, env, "bob", format.WriteFamily, "f:q", older.Timestamp, older.Value)
+		advance(retention + time.Minute)
+		damaged := fmt.Sprint(stored(t, env, "bob"))
+		want := []gc.SkippedRow{{Table: "a", Row: "bob", Reason: gc.SkippedUnnamed}}
+		r := runGC(t, c, gc.Config{})
+		if !r.Finished || r.Total.Versions != 1 || r.Total.RowsSkipped != 1 || !slices.Equal(r.Skipped, want) {
+			t.Errorf("%+v; want joe to be collected, and bob to be skipped", r)
 		}
-		advance(3 * time.Hour)
-		live := beginSet(t, env.Client, "2", "bob")
-		advance(time.Minute) // until the client's token names it
-		r, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: time.Hour})
-		if err != nil || r.Total.Data != 2 || len(r.HeldBy) > 0 { // the open transaction is young
-			t.Errorf("%+v, %v; want two cells of data to be removed", r, err)
+		if left := fmt.Sprint(stored(t, env, "bob")); left != damaged {
+			t.Errorf("left: %v, want %v", left, damaged)
 		}
-		if cells := stored(t, env, "bob")["f"]; len(cells) != 1 || cells[0].Timestamp != first {
-			t.Errorf("left: %v", cells)
+		if s, err := gc.ReadStatus(t.Context(), c); err != nil || !slices.Equal(s.Run.Skipped, want) {
+			t.Errorf("%+v, %v", s, err)
 		}
-		if _, err := live.Commit(t.Context()); err != nil {
-			t.Error(err)
+		p := planRepairs(t, c)
+		if wantPlan(t, p, []string{"a/bob/f:q lost record"}, nil); len(p.Repairs) == 1 {
+			wantCheck(t, c, p.Repairs[0], true)
+			apply(t, c, p.Repairs[0], true)
 		}
-		wantValue(t, takeSnapshot(t, env.Client), "bob", "2")
+		wantValue(t, takeSnapshot(t, c), "bob", "2")
+		if r := runGC(t, c, gc.Config{Restart: true}); r.Total.RowsSkipped != 0 || len(stored(t, env, "bob")["f"]) != 1 {
+			t.Errorf("after the repair: %+v, left %v", r, stored(t, env, "bob"))
+		}
 	})
 }
 

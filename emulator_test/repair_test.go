@@ -278,24 +278,43 @@ func TestRepairLostRecordMeetsPrewrite(t *testing.T) {
 	}
 }
 
-// Below the safe point, a record may have been collected: nothing is restored.
+// Below the safe point, a record may have been collected if no older version is left, or if a newer one
+// is: nothing is restored.
 func TestRepairLostRecordBelowSafePoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		c := env.NewClient(txn.Config{TokenTTL: -1, SyncSecondaries: true})
-		mustSet(t, c, "v", "r1", "r2")
+		mustSet(t, c, "v", "r3")
+		mustSet(t, c, "v", "r1", "r2", "r3")
+		mustSet(t, c, "v", "r3")
+		r3 := stored(t, env, "r3")
 		advance(time.Hour)
 		if _, err := gc.Run(t.Context(), c, gc.Config{Retention: 10 * time.Minute}); err != nil {
 			t.Fatal(err)
 		}
 		lost := loseRecord(t, env, "r2")
+		oldest := r3[format.WriteFamily][2]
+		put(t, env, "r3", format.WriteFamily, "f:q", oldest.Timestamp, oldest.Value)
+		for _, data := range r3["f"][1:] {
+			put(t, env, "r3", "f", "q", data.Timestamp, data.Value)
+		}
 		p := planRepairs(t, c)
-		wantPlan(t, p, nil, []string{"a/r2/f:q orphan data"})
-		if why := p.Undecided[0].Why; !strings.Contains(why, "is not above the safe point") {
-			t.Errorf("%q", why)
+		wantPlan(t, p, nil, []string{"a/r2/f:q orphan data", "a/r3/f:q orphan data"})
+		for _, u := range p.Undecided {
+			if !strings.Contains(u.Why, "is not above the safe point") {
+				t.Errorf("%s: %q", u.Cell, u.Why)
+			}
 		}
 		put(t, env, "r2", format.WriteFamily, "f:q", lost.Timestamp, lost.Value)
+		for _, data := range r3["f"][1:] {
+			m := bigtable.NewMutation()
+			m.DeleteTimestampRange("f", "q", data.Timestamp, data.Timestamp+1000)
+			m.DeleteTimestampRange(format.WriteFamily, "f:q", oldest.Timestamp, oldest.Timestamp+1000)
+			if err := env.Bigtable.Open("a").Apply(t.Context(), "r3", m); err != nil {
+				t.Fatal(err)
+			}
+		}
 	})
 }
 

@@ -36,8 +36,9 @@ const (
 	// with a lock. A transaction commits after all its prewrites, and then nothing but the
 	// write of the record removes the lock, until garbage collection. So the record was
 	// there. If the primary's own record is lost, that of a secondary says the same. The
-	// cell stays if the transaction is not above the safe point, or if another version or
-	// a lock blocks the record.
+	// cell stays if garbage collection may have removed the record, or if another version or
+	// a lock blocks it. Collection removes all versions below one that stays. So it did not
+	// if an older version is there, and no newer one up to the safe point.
 	RepairLostRecord RepairKind = "lost record"
 	// RepairRedundantLock: a lock in a cell that also has the record of the same
 	// transaction, and the primary agrees with the record. The repair deletes the
@@ -407,9 +408,6 @@ func lostRecord(ctx context.Context, c *recovery.Resolver, r Repair) (m *bigtabl
 	if err != nil {
 		return nil, "", err
 	}
-	if r.StartTS <= safePoint {
-		return nil, fmt.Sprintf("it is not above the safe point %d, so the record may have been collected", safePoint), nil
-	}
 	witness, err := readVersions(ctx, c, r.Witness)
 	if err != nil {
 		return nil, "", err
@@ -431,8 +429,12 @@ func lostRecord(ctx context.Context, c *recovery.Resolver, r Repair) (m *bigtabl
 	}
 	m = bigtable.NewMutation()
 	l := &format.Lock{Cell: r.Cell, Primary: witness[i].Primary, StartTS: r.StartTS, Kind: format.KindPut, Observed: t.Schema.Current().IsObserved(r.Cell.Column())}
-	found := false
+	found, older, newer := false, false, false
 	for _, v := range here {
+		if v.Kind == VersionWrite {
+			older = older || v.CommitTS < r.StartTS
+			newer = newer || v.CommitTS > r.StartTS && v.CommitTS <= safePoint
+		}
 		switch {
 		case v.Kind == VersionData && v.StartTS == r.StartTS:
 			// Garbage collection may take the data in the meantime: write both.
@@ -446,8 +448,11 @@ func lostRecord(ctx context.Context, c *recovery.Resolver, r Repair) (m *bigtabl
 			return nil, "a record of the cell cannot be read", nil
 		}
 	}
-	if !found {
+	switch {
+	case !found:
 		return nil, "its data is gone", nil
+	case r.StartTS <= safePoint && (newer || !older):
+		return nil, fmt.Sprintf("it is not above the safe point %d, so the record may have been collected", safePoint), nil
 	}
 	store.AddCommit(m, l, r.CommitTS, 0)
 	return m, "", nil

@@ -2,6 +2,7 @@ package gc
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"cloud.google.com/go/bigtable"
@@ -79,8 +80,8 @@ type columnGarbage struct {
 	column      format.Column
 	writesBelow tso.Timestamp // write records in [0, writesBelow), but not kept
 	kept        []span
-	dataBelow   tso.Timestamp // data of transactions in (plain, dataBelow)
-	orphans     []tso.Timestamp
+	dataBelow   tso.Timestamp      // data of transactions in (plain, dataBelow)
+	unnamed     tso.Timestamp      // data that nothing names and that may be of a lost record; else 0
 	marks       bool               // all marks at or below the safe point, but not markers
 	markers     []span             // of rollbacks that stay, if marks go
 	plainBelow  bigtable.Timestamp // plain data in [0, plainBelow)
@@ -116,7 +117,9 @@ type rowGarbage struct {
 	// anything is removed.
 	locks  []*format.Lock
 	counts Counts
-	err    error // of a record that is damaged
+	// If err is set, nothing of the row is removed, and why says the same in a word.
+	err error
+	why SkipReason
 }
 
 // row finds the garbage of a row that was read in one request.
@@ -147,7 +150,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			}
 			c, at, err := format.MetadataCell(t.Name, raw.Key(), item)
 			if err != nil {
-				g.err = err
+				g.err, g.why = err, SkippedDamaged
 				return g
 			}
 			h := get(c)
@@ -167,7 +170,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			case format.LockFamily:
 				l, err := format.DecodeLock(at, cell.ts, item.Value)
 				if err != nil {
-					g.err = err
+					g.err, g.why = err, SkippedDamaged
 					return g
 				}
 				h.locked = append(h.locked, l.StartTS)
@@ -177,7 +180,7 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 			case format.WriteFamily:
 				w, err := format.DecodeWrite(at, cell.ts, item.Value)
 				if err != nil {
-					g.err = err
+					g.err, g.why = err, SkippedDamaged
 					return g
 				}
 				h.writes = append(h.writes, columnWrite{w, cell.bytes, r.settled != nil && !r.settled(at, w)})
@@ -188,6 +191,10 @@ func (r rules) row(t *store.Table, raw bigtable.Row) *rowGarbage {
 	setSeen(columns)
 	for _, h := range columns {
 		c, counts := r.column(h, expiries.ExpiredUpTo(h.column.Family, r.drained))
+		if c.unnamed != 0 {
+			err := fmt.Errorf("gc: the data at %d of %s has no write record and no lock", c.unnamed, c.column.Key())
+			return &rowGarbage{rules: r, err: err, why: SkippedUnnamed}
+		}
 		if counts.Cells == 0 {
 			continue
 		}
@@ -204,9 +211,9 @@ func (g *rowGarbage) add(c columnGarbage) {
 		g.columns = append(g.columns, c)
 		return
 	}
-	if len(c.orphans)+len(c.markers) > maxMutationOps-fewOps {
-		g.before = append(g.before, columnGarbage{column: c.column, orphans: c.orphans, marks: c.marks, markers: c.markers})
-		c.orphans, c.marks, c.markers = nil, false, nil
+	if len(c.markers) > maxMutationOps-fewOps {
+		g.before = append(g.before, columnGarbage{column: c.column, marks: c.marks, markers: c.markers})
+		c.marks, c.markers = false, nil
 	}
 	g.deletes = append(g.deletes, c)
 }
@@ -232,6 +239,10 @@ func setSeen(columns map[format.Column]*columnCells) {
 // version, or below its commit_ts if it is a delete.
 //
 // No read that is still possible shows values that were committed up to expired.
+//
+// The protocol leaves no data that neither a record nor a lock names. So data that is not below that
+// version had a record that was lost. Another record of its transaction may restore it
+// (admin.RepairLostRecord), and that may be in the same row. So the row stays as it is.
 func (r rules) column(h *columnCells, expired tso.Timestamp) (g columnGarbage, n Counts) {
 	g.column = h.column
 	count := func(cells []storedCell, kind *int64, garbage func(tso.Timestamp) bool) (some bool) {
@@ -312,13 +323,11 @@ func (r rules) column(h *columnCells, expired tso.Timestamp) (g columnGarbage, n
 	if count(h.data, &n.Data, func(ts tso.Timestamp) bool { return ts < keepData }) {
 		g.dataBelow = keepData
 	}
-	count(h.data, &n.Data, func(ts tso.Timestamp) bool {
-		orphan := ts >= keepData && ts <= r.safePoint && !named[ts]
-		if orphan {
-			g.orphans = append(g.orphans, ts)
+	for _, c := range h.data {
+		if c.ts >= keepData && c.ts <= r.safePoint && !named[c.ts] {
+			g.unnamed = c.ts
 		}
-		return orphan
-	})
+	}
 	if newestGoes {
 		g.newest = newest.CommitTS
 		n.Versions++
@@ -351,9 +360,6 @@ func (r rules) remove(g columnGarbage, drop func(family, qualifier string, start
 	}
 	if g.dataBelow != 0 {
 		drop(c.Family, c.Qualifier, format.PlainBefore, g.dataBelow.Cell())
-	}
-	for _, ts := range g.orphans {
-		drop(c.Family, c.Qualifier, ts.Cell(), (ts + 1).Cell())
 	}
 	if g.marks {
 		dropBetween(format.MarkFamily, g.markers, r.safePoint+1)
@@ -406,7 +412,7 @@ func (g *rowGarbage) conditional() []conditionalRemoval {
 	m := bigtable.NewMutation()
 	for _, c := range g.deletes {
 		need := 2*store.FilterCost(c.column.Key()) + store.FilterOverhead
-		changes := fewOps + len(c.orphans) + len(c.markers)
+		changes := fewOps + len(c.markers)
 		if cost+need > store.FilterBudget || ops+changes > maxMutationOps { // one column needs less, see format.MaxColumnKey
 			parts = append(parts, conditionalRemoval{store.Interleave(filters...), m})
 			filters, m, cost, ops = nil, bigtable.NewMutation(), 0, 0

@@ -338,7 +338,7 @@ func (r *run) count(ctx context.Context, t *store.Table, page []bigtable.Row, do
 		r.report.Locks.Found += int64(len(g.locks))
 		r.locks.mu.Unlock()
 		if g.err != nil {
-			r.skip(ctx, t, raw.Key(), SkippedDamaged, g.err)
+			r.skip(ctx, t, raw.Key(), g.why, g.err)
 			done.RowsSkipped++
 		}
 		done.add(g.counts)
@@ -389,7 +389,7 @@ func (r *run) collectRow(ctx context.Context, t *store.Table, raw bigtable.Row) 
 		g := r.rules.row(t, raw)
 		switch {
 		case g.err != nil:
-			r.skip(ctx, t, key, SkippedDamaged, g.err)
+			r.skip(ctx, t, key, g.why, g.err)
 			return Counts{RowsSkipped: 1}, nil
 		case len(g.locks) > 0:
 			now, err := r.locks.now(ctx, len(g.locks))

@@ -20,6 +20,9 @@ const (
 	SkippedLarge SkipReason = "too large"
 	// SkippedDamaged: a record of the row cannot be read. percctl check names it.
 	SkippedDamaged SkipReason = "damaged"
+	// SkippedUnnamed: data of the row has no write record and no lock, so its record was lost. percctl
+	// check names it, and percctl repair restores the record, or deletes the data.
+	SkippedUnnamed SkipReason = "unnamed data"
 	// SkippedBusy: other clients changed the row each time that it was read, or one of them keeps a
 	// lock.
 	SkippedBusy SkipReason = "busy"
@@ -30,7 +33,7 @@ const (
 type SkippedRow struct {
 	Table  string     `json:"table"`  // table of the row
 	Row    string     `json:"row"`    // its key
-	Reason SkipReason `json:"reason"` // why it was not collected: too large, damaged or busy
+	Reason SkipReason `json:"reason"` // why it was not collected: too large, damaged, unnamed data or busy
 }
 
 // maxSkipped limits the skipped rows that a report and the record of a run name.

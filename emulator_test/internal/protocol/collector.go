@@ -170,7 +170,7 @@ func arrive(o *steps) {
 // A removal mirrors columnGarbage: what a collector removes from a cell, in ranges of timestamps.
 type removal struct {
 	writesBelow, kept   uint8 // records below a timestamp, but for those of some transactions
-	dataBelow, orphans  uint8 // data below a timestamp, and that of some transactions
+	dataBelow           uint8 // data below a timestamp
 	marksUpTo, unmarked uint8 // marks up to a timestamp, but for the markers of some transactions
 }
 
@@ -188,7 +188,7 @@ func remove(m *machine, n *state, cell int, g removal) {
 		if start <= g.marksUpTo && g.unmarked&bit(t) == 0 {
 			c.markers &^= bit(t)
 		}
-		if start < g.dataBelow || g.orphans&bit(t) != 0 {
+		if start < g.dataBelow {
 			c.data &^= bit(t)
 		}
 	}
@@ -223,18 +223,11 @@ func unneeded(m *machine, n *state, t, cell int) bool {
 	return cell != m.txns[t].primary || len(m.txns[t].rows) == 1 || y.numbered != 0 && y.start <= n.claimed
 }
 
-// removeData chooses the data that no record needs, if the newest record at or below the safe point is
-// of a transaction.
+// removeData chooses the data below the newest record at or below the safe point.
 func removeData(m *machine, n *state, cell, newest int, commit uint8, g *removal) {
-	c := &n.cells[cell]
 	g.dataBelow = n.txns[newest].start
 	if m.txns[newest].kinds[cell] == Delete {
 		g.dataBelow = commit
-	}
-	for t := range m.txns {
-		if named := c.records[t] != 0 || c.locks&bit(t) != 0; !named && c.data&bit(t) != 0 && n.txns[t].start <= n.safePoint {
-			g.orphans |= bit(t)
-		}
 	}
 }
 

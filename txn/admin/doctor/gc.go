@@ -66,6 +66,8 @@ func judgeSkipped(r *Result, k gc.SkippedRow) {
 		what, fix = "Bigtable does not return it: its write records have more than 256 MB", "delete the row, or write to it less often; then percctl gc run more often, with a shorter --retention"
 	case gc.SkippedDamaged:
 		what, fix = "it has a record that cannot be read", "percctl check --all, then stop percctl gc run and repair (docs/operations.md, Damaged data)"
+	case gc.SkippedUnnamed:
+		what, fix = "it has data without a write record, which was lost", "stop percctl gc run, then percctl repair plan --all (docs/operations.md, Damaged data)"
 	}
 	r.find(Warning, fmt.Sprintf("table %s, row %q", k.Table, k.Row), what, "its old versions stay, and the row grows", fix)
 }

@@ -32,8 +32,8 @@ func TestJudgeGC(t *testing.T) {
 		"interrupted, fence": {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseFence, UpdatedTS: before(time.Hour)}}, "last run"},
 		"open, and young":    {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone}, Holds: held(23 * time.Hour)}, ""},
 		"skipped": {gc.Status{SafePoint: before(day), Retention: day, Run: gc.RunStatus{Phase: gc.PhaseDone, Skipped: []gc.SkippedRow{
-			{Table: "a", Row: "r", Reason: gc.SkippedLarge}, {Table: "a", Row: "s", Reason: gc.SkippedDamaged}, {Table: "b", Row: "r", Reason: gc.SkippedBusy}}}},
-			`table a, row "r", table a, row "s", table b, row "r"`},
+			{Table: "a", Row: "r", Reason: gc.SkippedLarge}, {Table: "a", Row: "s", Reason: gc.SkippedDamaged}, {Table: "b", Row: "r", Reason: gc.SkippedBusy}, {Table: "b", Row: "s", Reason: gc.SkippedUnnamed}}}},
+			`table a, row "r", table a, row "s", table b, row "r", table b, row "s"`},
 		"held, own retention": {gc.Status{SafePoint: before(time.Hour), Retention: time.Hour, Run: gc.RunStatus{Phase: gc.PhaseDone}, Holds: held(61 * time.Minute)}, "pid 7 on h"},
 	} {
 		test.status.Now = now
