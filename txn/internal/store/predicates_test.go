@@ -42,7 +42,7 @@ func TestFiltersOfCommits(t *testing.T) {
 	}{
 		{"LockAt", LockAt(q, at5), "_lock:f:q@5"},
 		{"RecordsOf", RecordsOf(q, at5), "_mark:f:q@5 _write:f:q@7"},
-		{"Others", Others(at5), "_lock:f:q@4 _lock:f:q@6 _lock:f:r@4 _lock:f:r@6 _mark:f:q@6 _mark:f:r@6 _write:f:q@8 _write:f:r@8"},
+		{"Others", Others(at5), "_lock:f:q@4 _lock:f:q@6 _lock:f:r@4 _lock:f:r@6 _mark:f:q@6 _mark:f:r@6 _write:f:q@6 _write:f:q@7 _write:f:q@8 _write:f:r@6 _write:f:r@7 _write:f:r@8"},
 		{"Conflicts", Conflicts(one, at5), "_lock:f:q@4 _lock:f:q@5 _lock:f:q@6 _mark:f:q@5 _mark:f:q@6 _write:f:q@6 _write:f:q@7 _write:f:q@8"},
 		{"Conflicts of two", Conflicts(both, at5), "_lock:f:q@4 _lock:f:q@5 _lock:f:q@6 _lock:f:r@4 _lock:f:r@5 _lock:f:r@6 _mark:f:q@5 _mark:f:q@6 _mark:f:r@5 _mark:f:r@6 _write:f:q@6 _write:f:q@7 _write:f:q@8 _write:f:r@6 _write:f:r@7 _write:f:r@8"},
 		{"Conflicts above", Conflicts(one, filterBase+8), "_lock:f:q@4 _lock:f:q@5 _lock:f:q@6 _write:f:q@8"},
