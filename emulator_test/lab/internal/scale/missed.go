@@ -5,8 +5,6 @@ package scale
 var missed = map[string]string{
 	"hot cell: requests a commit of many clients":                    "a transaction that waits for others asks again and again",
 	"removed cells: hot cell with 100,000 removed locks":             "each read and each condition of a row passes all locks that were removed since Bigtable last compacted",
-	"large row: versions removed beside it":                          "one row that Bigtable does not return ends the run, and every later one",
-	"large row: the safe point, after what was written":              "the run does not end, so the next one cannot choose a later safe point",
 	"more workers: rate of 8 workers":                                "the reason is not known",
 	"busy deployment: reads: p99 beside a pass, of that without":     "a pass over every row reads as fast as it can, whatever others wait",
 	"busy deployment: changes: p99 beside a pass, of that without":   "a pass over every row reads as fast as it can, whatever others wait",
