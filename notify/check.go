@@ -46,16 +46,25 @@ type result struct {
 // hinted.
 func (c *check) do(ctx, runs context.Context) (again time.Duration) {
 	w, t := c.worker, c.task
+	lock := t.cell
+	shared, shares := c.lane.shared(t.cell)
+	if shares {
+		if !c.lane.turns.take(shared, t.cell) {
+			return 0 // endTurn offers the cell
+		}
+		defer c.lane.endTurn(ctx, shared)
+		lock = shared
+	}
 	if w.locker.wanted() {
-		if !w.locker.acquire(runs, t.cell) {
+		if !w.locker.acquire(runs, lock) {
 			w.counters.locked.Add(1)
-			if t.contended != nil {
+			if t.contended != nil && !shares {
 				t.contended()
 				return 0 // the finder finds the cell again if the other worker fails
 			}
 			return pause.Jitter(contendedPause)
 		}
-		defer w.locker.hold(runs, t.cell)()
+		defer w.locker.hold(runs, lock)()
 	}
 	var results []result
 	for _, h := range c.lane.handlers {

@@ -109,8 +109,9 @@ func (c Counter) Read(ctx context.Context, r CounterReader, key string) (int64, 
 }
 
 // Observe is the observer of Column: it folds what the shards of the cell's key have
-// gained. If it runs for several shards of a key, one run commits, and the other runs find
-// nothing to do. Fails like Add, and with txn.ErrInvalid if the cell is not a shard's.
+// gained. A worker runs it for one shard of a key after the other: the first run folds all
+// shards, and the others find nothing to do. Runs of several workers may conflict, unless the workers
+// use advisory locks (Config.Locks). Fails like Add, and with txn.ErrInvalid if the cell is not a shard's.
 func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	key, _, ok := cutLast(cell.Row, shardInfix)
 	if !ok {
@@ -129,6 +130,12 @@ func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error 
 		t.Set(row, c.Family, c.Qualifier+foldedSuffix, encodeCount(added))
 	}
 	return nil
+}
+
+// shared returns the cell of the sum, which the folds of all shards write.
+func (c Counter) shared(cell txn.Cell) (sum txn.Cell, ok bool) {
+	key, _, ok := cutLast(cell.Row, shardInfix)
+	return txn.Cell{Table: c.Table, Row: key, Family: c.Family, Qualifier: c.Qualifier}, ok
 }
 
 // checkLasting fails if the cells of the counter expire: each does so at a time of its own.

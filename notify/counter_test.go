@@ -2,9 +2,12 @@ package notify_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"testing"
 	"time"
+
+	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -77,6 +80,76 @@ func TestCounterReads(t *testing.T) {
 		}
 		read(more, 5)
 	})
+}
+
+// A backlog of a key is folded once, whatever the concurrency: the runs for its other shards only acknowledge.
+func TestCounterFoldsOnce(t *testing.T) {
+	for name, tt := range map[string]struct {
+		workers int
+		cfg     notify.Config
+	}{
+		"one worker":                       {1, notify.Config{NoLocks: true}},
+		"two workers, with advisory locks": {2, notify.Config{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T, env *txntest.Env) {
+				c := notify.Counter{Table: "docs", Family: "d", Qualifier: "n", Shards: 32}
+				register(t, env.Client, column{c.Table, c.Column()}, "fold", false)
+				const adds = 150
+				for range adds {
+					if _, err := env.Client.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+						return errors.Join(c.Add(ctx, tx, "page0", 1), c.Add(ctx, tx, "page1", 1))
+					}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				s, err := env.Client.Snapshot(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				shards := 0
+				for _, err := range s.Table("docs").ReadRows(t.Context(), bigtable.PrefixRange("page")) {
+					if shards++; err != nil {
+						t.Fatal(err)
+					}
+				}
+				var ev events
+				tt.cfg.OnEvent = ev.add
+				for range tt.workers {
+					w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, slow(5*time.Millisecond)), tt.cfg)
+					if err := w.Handle("fold", c.Table, c.Column(), c); err != nil {
+						t.Fatal(err)
+					}
+					start(t, w)
+				}
+				pass(3 * time.Minute)
+				if committed := ev.count(notify.Committed); committed != shards || shards < 10 {
+					t.Errorf("%d runs committed, for %d shards", committed, shards)
+				}
+				if n := ev.count(notify.Conflicted) + ev.count(notify.LostRace); n > 0 {
+					t.Errorf("%d runs conflicted", n)
+				}
+				for _, key := range []string{"page0", "page1"} {
+					versions, err := admin.History(t.Context(), env.Client, c.Table, key)
+					if err != nil {
+						t.Fatal(err)
+					}
+					folds := 0
+					for _, v := range versions {
+						if v.Kind == admin.VersionWrite {
+							folds++
+						}
+						if v.Kind == admin.VersionData && binary.BigEndian.Uint64(v.Value) != adds {
+							t.Errorf("%s: a fold wrote %d, want %d", key, binary.BigEndian.Uint64(v.Value), adds)
+						}
+					}
+					if folds != 1 {
+						t.Errorf("%s was folded %d times, want once", key, folds)
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestCounterRefuses(t *testing.T) {

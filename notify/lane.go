@@ -27,6 +27,7 @@ type lane struct {
 	// found or hinted.
 	check func(ctx, runs context.Context, l *lane, t task) (again time.Duration)
 	later *timers
+	turns turns
 
 	mu    sync.Mutex
 	cells map[txn.Cell]cellState
@@ -74,7 +75,28 @@ func newLane(hs []*handler, concurrency, queue int, later *timers) *lane {
 	for _, h := range hs {
 		width = max(width, min(h.concurrency, concurrency))
 	}
-	return &lane{handlers: hs, width: width, later: later, queue: make(chan task, queue), found: make(chan task, width), cells: map[txn.Cell]cellState{}, skips: map[txn.Cell]skip{}}
+	return &lane{handlers: hs, width: width, later: later, queue: make(chan task, queue), found: make(chan task, width), cells: map[txn.Cell]cellState{}, skips: map[txn.Cell]skip{}, turns: turns{turns: map[txn.Cell]*turn{}}}
+}
+
+// shared returns the cell that the runs for a cell write, if those for other cells write it, too.
+func (l *lane) shared(cell txn.Cell) (shared txn.Cell, ok bool) {
+	for _, h := range l.handlers {
+		if s, is := h.observer.(sharer); is && !ok {
+			shared, ok = s.shared(cell)
+		}
+	}
+	return shared, ok
+}
+
+// endTurn ends the turn of a check, and offers the next cell that waits for it. If there is no
+// room for a cell, the finder finds it again.
+func (l *lane) endTurn(ctx context.Context, shared txn.Cell) {
+	for {
+		next, ok := l.turns.release(shared)
+		if !ok || l.offer(ctx, task{cell: next}, false) {
+			return
+		}
+	}
 }
 
 // skip has the lane refuse a cell for d, unless it has a notification above upTo.
