@@ -33,7 +33,7 @@ func (i inside) BeforeRead(ctx context.Context) error { return i.t.beforeRead(ct
 
 func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
 	t := i.t
-	t.pin()
+	_ = t.pin(ctx) // if it fails, so does the read: ctx has ended
 	ctx, span := t.client.resolver.Trace.Begin(t.withTrace(ctx), "read", table)
 	ctx = t.deferred.readBegins(ctx, table)
 	return ctx, func(err error) error {

@@ -20,31 +20,52 @@ import (
 
 // A turn says whether a transaction may still take a new start timestamp.
 type turn struct {
-	pinned atomic.Bool // it may not
-	mu     sync.Mutex  // held while the first read waits for its turn
-	cells  []Cell      // for which it waited
+	pinned atomic.Bool   // it may not
+	mu     sync.Mutex    // of what follows
+	first  chan struct{} // closed when the first read has had its turn; nil: none waits for it
+	cells  []Cell        // for which it waited
+}
+
+// lock locks the turn when no first read is under way.
+func (t *turn) lock(ctx context.Context) error {
+	for {
+		t.mu.Lock()
+		first := t.first
+		if first == nil {
+			return nil
+		}
+		t.mu.Unlock()
+		select {
+		case <-first:
+		case <-ctx.Done():
+			return store.Ended(ctx, "txn: waiting for the transaction's first read", nil)
+		}
+	}
 }
 
 // pin keeps the start timestamp from now on. It waits for a first read that is under way.
-func (t *Txn) pin() {
+func (t *Txn) pin(ctx context.Context) error {
 	if t == nil || t.turn.pinned.Load() {
-		return
+		return nil
 	}
-	t.turn.mu.Lock()
+	if err := t.turn.lock(ctx); err != nil {
+		return err
+	}
 	defer t.turn.mu.Unlock()
 	t.turn.pinned.Store(true)
+	return nil
 }
 
 // mayQueue reports whether a read may have to wait for its turn. Otherwise it keeps the start
 // timestamp from now on.
-func (t *Txn) mayQueue() bool {
+func (t *Txn) mayQueue(ctx context.Context) bool {
 	if t == nil {
 		return false
 	}
 	if t.attempt.inUpdate && t.first == nil && t.client.latches.Any() {
 		return true
 	}
-	t.pin()
+	_ = t.pin(ctx) // if it fails, so does the read: ctx has ended
 	return false
 }
 
@@ -55,19 +76,29 @@ const maxStartsAgain = 100
 // readInTurn is the first read of a transaction, of some cells. writes says that the transaction will
 // write them.
 func (t *Txn) readInTurn(ctx context.Context, cells []Cell, writes bool, read func() error) error {
-	t.turn.mu.Lock()
+	if err := t.turn.lock(ctx); err != nil {
+		return err
+	}
 	if t.turn.pinned.Load() {
 		t.turn.mu.Unlock()
 		return t.readLater(cells, writes, read)
 	}
-	defer t.turn.mu.Unlock()
-	defer t.turn.pinned.Store(true)
 	a, c := t.attempt, t.client
 	cells = slices.DeleteFunc(cells, func(cell Cell) bool { return !c.latches.Expects(cell, writes) })
 	if len(cells) == 0 {
+		t.turn.pinned.Store(true)
+		t.turn.mu.Unlock()
 		return read()
 	}
-	t.turn.cells = cells
+	t.turn.cells, t.turn.first = cells, make(chan struct{})
+	t.turn.mu.Unlock()
+	defer func() {
+		t.turn.mu.Lock()
+		defer t.turn.mu.Unlock()
+		t.turn.pinned.Store(true)
+		close(t.turn.first)
+		t.turn.first = nil
+	}()
 	if a.latch == nil {
 		if err := t.queue(ctx, cells); err != nil {
 			return err

@@ -90,7 +90,7 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 
 // StartTS returns the timestamp at which the transaction reads. It also names the transaction.
 func (t *Txn) StartTS() tso.Timestamp {
-	t.pin()
+	_ = t.pin(context.Background()) // waits for the first read, which has a context of its own
 	return t.startTS
 }
 
@@ -288,7 +288,9 @@ func (t *Txn) commit(ctx context.Context) (ts tso.Timestamp, written int, err er
 	if err != nil {
 		return 0, 0, err
 	}
-	t.pin()
+	if err := t.pin(ctx); err != nil {
+		return 0, 0, err
+	}
 	t.noteWritten(rows)
 	if t.report != nil {
 		t.report.add(rows)

@@ -78,7 +78,7 @@ func (v *View) get(ctx context.Context, row, family, qualifier string, writes bo
 	} else if err := v.client.resolver.CheckOpen(); err != nil {
 		return nil, false, err
 	}
-	if v.txn.mayQueue() {
+	if v.txn.mayQueue(ctx) {
 		value, ok, err = v.readCellInTurn(ctx, cell, writes)
 	} else {
 		value, ok, err = v.readCell(ctx, cell)
@@ -106,7 +106,7 @@ func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (big
 		return nil, err
 	}
 	if len(o.sel.Columns) > 0 && len(o.sel.Ranges) == 0 && o.sel.First == 0 && !o.sel.KeysOnly {
-		if v.txn.mayQueue() {
+		if v.txn.mayQueue(ctx) {
 			return v.readColumnsInTurn(ctx, row, o.sel)
 		}
 		return v.readColumns(ctx, row, o.sel, nil)
@@ -115,7 +115,9 @@ func (v *View) ReadRow(ctx context.Context, row string, opts ...ReadOption) (big
 }
 
 func (v *View) readRow(ctx context.Context, row string, o readOptions) (bigtable.Row, error) {
-	v.txn.pin()
+	if err := v.txn.pin(ctx); err != nil {
+		return nil, err
+	}
 	t, err := v.open(ctx, o.sel)
 	if err != nil {
 		return nil, err
@@ -171,7 +173,9 @@ func (v *View) readRows(ctx context.Context, rs bigtable.RowSet, opts []ReadOpti
 	if err := v.promote(set.Keys, o.sel); err != nil {
 		return err
 	}
-	v.txn.pin()
+	if err := v.txn.pin(ctx); err != nil {
+		return err
+	}
 	t, err := v.open(ctx, o.sel)
 	if err != nil {
 		return err
