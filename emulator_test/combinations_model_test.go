@@ -80,12 +80,12 @@ type comboModel struct {
 	tables map[string]modelTable
 	epochs []epoch
 	first  int // epoch of the generation
-	memo   map[string]fate
+	memo   map[string]verdict
 }
 
-// A fate is what a read has found out about a value that had expired by an earlier expiry: whether
+// A verdict is what a read has found out about a value that had expired by an earlier expiry: whether
 // garbage collection has removed it, or may, is up to the implementation. But it does not change.
-type fate struct {
+type verdict struct {
 	epoch int
 	shown bool
 }
@@ -108,7 +108,7 @@ func (m *comboModel) expired(table string, c txn.Column, v modelVersion, at tso.
 	return false, false, 0
 }
 
-// A look is one evaluation of the model, beside what a client has seen.
+// A model read is one evaluation of the model, beside what a client has seen.
 type look struct {
 	m      *comboModel
 	in     int // epoch
@@ -145,7 +145,7 @@ func (m *comboModel) look(in int) *look {
 func (l *look) remember(whole bool) {
 	for key := range l.unsure {
 		if l.seen[key] || whole {
-			l.m.memo[key] = fate{l.in, l.seen[key]}
+			l.m.memo[key] = verdict{l.in, l.seen[key]}
 		}
 	}
 }
@@ -226,7 +226,7 @@ func (m *comboModel) keyOwners(c txn.Column, at tso.Timestamp, own modelTable) m
 
 // replay makes the model of one generation after the other, and checks what clients have seen in it.
 func (h *combination) replay() error {
-	m := &comboModel{tables: map[string]modelTable{"a": {}, "b": {}}, epochs: h.epochs, memo: map[string]fate{}}
+	m := &comboModel{tables: map[string]modelTable{"a": {}, "b": {}}, epochs: h.epochs, memo: map[string]verdict{}}
 	for i, g := range h.gens {
 		if g.plain != nil {
 			if err := m.adopt(i == 0, g); err != nil {
@@ -300,7 +300,7 @@ func (m *comboModel) adopt(first bool, g *generation) error {
 		}
 	}
 	m.tables["a"] = after
-	m.memo = map[string]fate{}
+	m.memo = map[string]verdict{}
 	return nil
 }
 

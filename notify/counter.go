@@ -110,7 +110,7 @@ func (c Counter) Read(ctx context.Context, r CounterReader, key string) (int64, 
 
 // Observe is the observer of Column: it folds what the shards of the cell's key have
 // gained. A worker runs it for one shard of a key after the other: the first run folds all
-// shards, and the others find nothing to do. Runs of several workers may conflict, unless the workers
+// shards, and the next ones find nothing to do. Runs of several workers may conflict, unless the workers
 // use advisory locks (Config.Locks). Fails like Add, and with txn.ErrInvalid if the cell is not a shard's.
 func (c Counter) Observe(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 	key, _, ok := cutLast(cell.Row, shardInfix)

@@ -25,7 +25,7 @@ func (c *Client) noteConflict(err error) {
 // splitBulk prepares the bulk prewrite of the rows whose tables allow it, and returns the others.
 // Rows with cells that have conflicted lately are prewritten one by one: a row has then one lock at
 // a time. If it had those of all transactions that try, each of them could find an older one there, which
-// is about to abort because of the one before.
+// aborts soon because of the one before.
 func (c *commit) splitBulk() []*store.RowWrites {
 	rows, some := bulk.Split(c.rows, c.startTS, c.client.latches.Contended(c.rows))
 	if len(some) == 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// A transaction of Update that begins with a cell that others write, too, waits for its turn before it
+// A transaction of Update that begins with a cell that other transactions write, too, waits for its turn before it
 // reads the cell, and takes its start timestamp after that. Otherwise the commits before its turn would be
 // above its start, and the function would have to run again. The function notices nothing: the
 // transaction has read nothing yet, and nobody knows its start timestamp.

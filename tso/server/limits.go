@@ -358,12 +358,12 @@ func (l *limits) pace(c *client, names []string, count, ahead tso.Timestamp) (ti
 	return wait, nil
 }
 
-// fair divides a rate among those who ask, connections or parties. One alone has all of it. Of
-// several, each has an equal part of a half, and the other half goes to the first who ask. So
-// those who ask without end wait for each other, and those who take little do not wait.
+// fair divides a rate among the connections or parties that ask. One alone has all of it. Of
+// several, each has an equal part of a half, and the other half goes to the first that ask. So
+// clients that ask without end wait for each other, and clients that take little do not wait.
 type fair struct {
 	pool  credit
-	each  map[any]*credit // those who asked within askedLately
+	each  map[any]*credit // which asked within askedLately
 	swept time.Time
 }
 

@@ -207,7 +207,7 @@ func TestPace(t *testing.T) {
 		pace(l, c, 1000, 2*allAhead, 2*time.Millisecond) // of all clients
 
 		// Beyond, all parties together may take half of what the clock makes, of which a half is for
-		// those who take little.
+		// parties that take little.
 		l = newLimits(nil, nil)
 		rich := func(left float64) *client {
 			return &client{party: &party{conns: fair{pool: credit{left, time.Now()}}}}

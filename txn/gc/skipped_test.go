@@ -58,7 +58,7 @@ func (s *limiting) RecvMsg(m any) error {
 }
 
 // TestLargeRows: a row that Bigtable does not return whole is collected without its values. If its
-// records alone are too large, the run names it and goes on, and the safe point moves.
+// records alone are too large, the run names it and continues, and the safe point moves.
 func TestLargeRows(t *testing.T) {
 	for _, changes := range []bool{false, true} {
 		t.Run(fmt.Sprintf("follows changes %t", changes), func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/jobs"
 )
 
-// A job does not begin again without a word because the values of its progress expire: whoever
-// made them expire, an operator or an adoption.
+// A job does not begin again without a word because the values of its progress expire, because
+// of an operator or an adoption.
 func TestProgressHasToLast(t *testing.T) {
 	stopped := errors.New("stopped")
 	for _, adopted := range []bool{false, true} {

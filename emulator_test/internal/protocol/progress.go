@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Progress checks that somebody always commits, if each client begins again when its transaction
+// Progress checks that some client always commits, if each client begins again when its transaction
 // has ended, and the schedule is fair: a step that is possible again and again happens again and
 // again. It looks for a cycle of states in which nobody commits, and which takes each step that is
 // possible in it; or for a state without a next step.
@@ -37,7 +37,7 @@ func (r ProgressResult) String() string {
 	case !r.Complete:
 		return fmt.Sprintf("not complete after %d states", r.States)
 	}
-	return fmt.Sprintf("somebody always commits; %d states, at most %d steps from a commit", r.States, r.Farthest)
+	return fmt.Sprintf("some client always commits; %d states, at most %d steps from a commit", r.States, r.Farthest)
 }
 
 // Progress visits the states of a scenario with Retry, at most limit of them.
@@ -96,8 +96,8 @@ type edge struct {
 	key uint16
 }
 
-// A fairKey tells steps apart that a fair schedule does not leave out: what happens, to whom, and
-// what becomes of the transaction's row, for example whether its prewrite succeeds.
+// A fairKey distinguishes steps that a fair schedule does not leave out: what happens, to whom, and
+// with which result, for example whether a prewrite succeeds.
 type fairKey struct {
 	what          string
 	a, b          int
@@ -332,7 +332,7 @@ func (y *txnState) dead(rows [][]int) bool {
 	return y.ended()
 }
 
-// waits reports whether a transaction that finds locks of others waits (recovery.ResolveForWrite):
+// waits reports whether a transaction that finds locks of other transactions waits (recovery.ResolveForWrite):
 // if the transactions of all these locks are younger or have ended. Without Retry, an owner may wait or
 // give up as it likes.
 func waits(m *machine, s *state, t int, cells []int) bool {

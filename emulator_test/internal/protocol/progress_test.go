@@ -13,7 +13,7 @@ var (
 	fourRows = []int{0, 1, 2, 3}
 )
 
-// progress are scenarios in which somebody always commits.
+// progress are scenarios in which some client always commits.
 var progress = []Scenario{
 	{Name: "crossed", Retry: Begins, Rows: twoRows, Txns: crossed, Timeouts: 1},
 	{Name: "three in two rows", Retry: Begins, Rows: twoRows, Txns: crowded},
@@ -22,7 +22,7 @@ var progress = []Scenario{
 	{Name: "bulk of a hot secondary", Retry: Begins, Bulk: 7, Rows: fourRows, Txns: hot},
 }
 
-// TestProgress shows that somebody always commits.
+// TestProgress shows that some client always commits.
 func TestProgress(t *testing.T) {
 	for _, sc := range progress {
 		t.Run(sc.Name, func(t *testing.T) {

@@ -73,7 +73,7 @@ type Scenario struct {
 	// Claimed is what the client has claimed before, because of transactions that are not in the scenario.
 	Claimed uint8
 
-	// Retry lets clients begin again when a transaction has ended, for ever. Their transactions then
+	// Retry lets clients begin again when a transaction has ended, without limit. Their transactions then
 	// wait and give up as the code does, and nobody calls a live owner dead. It is for Progress.
 	Retry Retry
 

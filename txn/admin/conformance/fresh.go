@@ -84,7 +84,7 @@ func (r register) step(ctx context.Context, t, from *trial, n int64) error {
 	var written atomic.Bool
 	if n%8 >= 4 {
 		g.Go(func() error {
-			// The first read may be over before the service begins with the write.
+			// The first read may end before the service begins with the write.
 			for i := 0; i < maxBeside && !written.Load(); i++ {
 				got, err := r.read(gctx, from)
 				if err != nil {

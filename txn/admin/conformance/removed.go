@@ -24,7 +24,7 @@ const (
 	// change.
 	pairsPerRequest = 200
 	// removedProbes is how many requests of each kind are measured. The fastest counts, so that
-	// nothing else that the service does is taken for a cost of removed cells.
+	// nothing else that the service does counts as a cost of removed cells.
 	removedProbes = 50
 	// maxPerRemoved is what a removed cell may cost, in microseconds. With more, a hot cell of
 	// 20 ms a commit makes less than a quarter of its commits, if 100,000 removed cells are in its row.

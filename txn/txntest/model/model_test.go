@@ -335,7 +335,7 @@ func TestTail(t *testing.T) {
 	})
 }
 
-// While a tablet moves or is split, its requests wait for a second, and others do not. Then it is
+// While a tablet moves or is split, its requests wait for a second, and other requests do not. Then it is
 // on another node.
 func TestMovingTablets(t *testing.T) {
 	for what, change := range map[string]func(*model.Cluster){

@@ -3,13 +3,13 @@ package scale
 // missed are goals that the small deployment is known to miss, and why. TestScale fails if such a goal
 // is met: then its line goes.
 var missed = map[string]string{
-	"hot cell: requests a commit of many clients":                    "a transaction that waits for others asks again and again",
+	"hot cell: requests a commit of many clients":                    "a transaction that waits for a lock asks again and again",
 	"removed cells: hot cell with 100,000 removed locks":             "each read and each condition of a row passes all locks that were removed since Bigtable last compacted",
 	"more workers: rate of 8 workers":                                "the reason is not known",
-	"busy deployment: reads: p99 beside a pass, of that without":     "a pass over every row reads as fast as it can, whatever others wait",
-	"busy deployment: changes: p99 beside a pass, of that without":   "a pass over every row reads as fast as it can, whatever others wait",
-	"busy deployment: transfers: p99 beside a pass, of that without": "a pass over every row reads as fast as it can, whatever others wait",
-	"outage: p99 of others while a tablet is away":                   "a transaction keeps the locks of healthy rows while it waits for a tablet, and others wait for those locks",
-	"outage: p99 of others while the metadata table is away":         "the oracle's server cannot renew its leadership, and stops",
+	"busy deployment: reads: p99 beside a pass, of that without":     "a pass over every row reads as fast as it can, however long other requests wait",
+	"busy deployment: changes: p99 beside a pass, of that without":   "a pass over every row reads as fast as it can, however long other requests wait",
+	"busy deployment: transfers: p99 beside a pass, of that without": "a pass over every row reads as fast as it can, however long other requests wait",
+	"outage: p99 of bystanders while a tablet is away":               "a transaction keeps the locks of healthy rows while it waits for a tablet, and other transactions wait for those locks",
+	"outage: p99 of bystanders while the metadata table is away":     "the oracle's server cannot renew its leadership, and stops",
 	"outage: failed transactions while the metadata table is away":   "clients give up after 10 s without the oracle",
 }

@@ -64,7 +64,7 @@ func outage(r *run) {
 			})
 		})
 		over := time.Since(began) - away - 5*time.Second
-		r.atMost("p99 of others while "+tt.what, quantile(took, .99), tt.goal, "ms", "p50 %.0f ms, p90 %.0f ms, p99.9 %.0f ms; %d transactions", quantile(took, .5), quantile(took, .9), quantile(took, .999), len(took))
+		r.atMost("p99 of bystanders while "+tt.what, quantile(took, .99), tt.goal, "ms", "p50 %.0f ms, p90 %.0f ms, p99.9 %.0f ms; %d transactions", quantile(took, .5), quantile(took, .9), quantile(took, .999), len(took))
 		r.atMost("failed transactions while "+tt.what, float64(failed), 0, "transactions", "the last one ended %.1f s after the load", over.Seconds())
 	}
 	r.throttled()

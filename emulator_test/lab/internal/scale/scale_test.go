@@ -15,7 +15,7 @@ func TestScale(t *testing.T) {
 		known[r.Row] = isMissed
 		switch {
 		case r.Met && isMissed:
-			t.Errorf("%s: %.3g %s meets its goal of %.3g: remove it from missed.go", r.Row, r.Measured, r.Unit, r.Goal)
+			t.Errorf("%s: %.3g %s reaches its goal of %.3g: remove it from missed.go", r.Row, r.Measured, r.Unit, r.Goal)
 		case r.Met:
 			held++
 		case isMissed:
