@@ -255,7 +255,7 @@ func (h *combination) setUp() {
 	h.must(err)
 	h.other, err = index.New("x", "e2", index.Index{Name: "n", Table: "a", Columns: []txn.Column{cityColumn}})
 	h.must(err)
-	if h.indexes = []*index.Indexes{h.unique}; !indexFlaws && h.rnd.IntN(2) == 0 {
+	if h.indexes = []*index.Indexes{h.unique}; h.rnd.IntN(2) == 0 {
 		h.indexes = append(h.indexes, h.other)
 	}
 	if h.on["bulk prewrite"] {
@@ -681,10 +681,6 @@ func (h *combination) repairDuplicates() {
 			rows := owners[key]
 			if len(rows) < 2 {
 				continue
-			}
-			if indexFlaws {
-				s.putKey(rows[1], h.value())
-				return nil
 			}
 			if h.rnd.IntN(3) == 0 {
 				rows = rows[1:]
