@@ -126,8 +126,10 @@ func TestCounterFoldsOnce(t *testing.T) {
 				if committed := ev.count(notify.Committed); committed != shards || shards < 10 {
 					t.Errorf("%d runs committed, for %d shards", committed, shards)
 				}
-				if n := ev.count(notify.Conflicted) + ev.count(notify.LostRace); n > 0 {
-					t.Errorf("%d runs conflicted", n)
+				// Advisory locks may be lost, so two workers now and then run for a key at the same time.
+				most := (tt.workers - 1) * shards / 10
+				if n := ev.count(notify.Conflicted) + ev.count(notify.LostRace); n > most {
+					t.Errorf("%d runs conflicted, at most %d may", n, most)
 				}
 				for _, key := range []string{"page0", "page1"} {
 					versions, err := admin.History(t.Context(), env.Client, c.Table, key)

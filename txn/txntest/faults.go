@@ -277,8 +277,10 @@ func (f *Faults) unary(ctx context.Context, method string, req, reply any, cc *g
 	if r == nil {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
+	// Before anything is sent: the caller may still write to its reply when a late request is sent.
+	kind := reply.(proto.Message).ProtoReflect().Type()
 	again := func(ctx context.Context) error {
-		return invoke(ctx, method, proto.Clone(msg), reply.(proto.Message).ProtoReflect().New().Interface(), cc)
+		return invoke(ctx, method, proto.Clone(msg), kind.New().Interface(), cc)
 	}
 	switch r.action {
 	case DropRequest, CutStream, Partial:
