@@ -208,7 +208,8 @@ func staleReads(choose func(proto.Message) [][]byte) front.Front {
 }
 
 // racingCache keeps answers of reads of one row until the row changes. It forgets them before one
-// of 300 changes, instead of after it, and then keeps what a read beside that change finds.
+// of 300 changes, instead of after it, and then keeps what a read beside that change finds. The
+// change waits a moment for such a read.
 func racingCache(d *dice) front.Front {
 	var mu sync.Mutex
 	kept, early, changes := map[string]proto.Message{}, map[string]bool{}, map[string]int{}
@@ -225,9 +226,10 @@ func racingCache(d *dice) front.Front {
 		}
 		return keys
 	}
-	forget := func(r proto.Message, after bool) (hit bool) {
+	beside := map[string]chan struct{}{} // by row, closed when a read is kept
+	forget := func(r proto.Message, after bool) {
 		mu.Lock()
-		defer mu.Unlock()
+		var reads []chan struct{}
 		for _, key := range keysOf(r) {
 			if !after {
 				early[key] = d.roll()
@@ -236,15 +238,22 @@ func racingCache(d *dice) front.Front {
 				delete(kept, key)
 				changes[key]++
 			}
-			hit = hit || early[key]
+			if !after && early[key] {
+				beside[key] = make(chan struct{})
+				reads = append(reads, beside[key])
+			}
 		}
-		return hit
+		mu.Unlock()
+		for _, read := range reads {
+			select {
+			case <-read:
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
 	}
 	return front.Front{
 		Unary: func(ctx context.Context, c *front.Call, next next) (proto.Message, error) {
-			if forget(c.Request, false) {
-				<-time.After(time.Millisecond) // the way to the server
-			}
+			forget(c.Request, false)
 			defer forget(c.Request, true)
 			return next(ctx)
 		},
@@ -271,6 +280,10 @@ func racingCache(d *dice) front.Front {
 			}
 			if c.Note == changes[row] {
 				kept[row] = proto.Clone(answer)
+				if read := beside[row]; read != nil {
+					close(read)
+					delete(beside, row)
+				}
 			}
 			return send(answer)
 		},
