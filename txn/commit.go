@@ -61,11 +61,12 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	defer c.client.admission.Release()
 	c.client.resolver.Token.Begin(ctx)
 	c.settles, c.settledBy = c.client.resolver.Claims.Begin(c.startTS, len(c.rows))
+	sent := false // the commit of the primary
 	defer func() {
 		switch {
 		case errors.Is(err, ErrUndetermined):
 			c.settles.Unknown()
-		case err != nil && !errors.Is(err, ErrCorrupt):
+		case err != nil && !(sent && errors.Is(err, ErrCorrupt)):
 			c.settles.Ended() // there is no write record, and there will be none
 		}
 	}()
@@ -90,6 +91,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 		c.abort(ctx)
 		return 0, err
 	}
+	sent = true
 	if commitTS, err = c.commitPrimary(ctx, commitTS); err != nil {
 		return 0, err
 	}

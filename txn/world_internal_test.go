@@ -316,6 +316,10 @@ func TestCommitWithFaults(t *testing.T) {
 			}
 		}, do: writing("p:q")},
 		"conflict": {setup: func(w *world) { w.Set("a", "s", format.WriteFamily, "f:q", (base + 500).Cell(), w.record(base+400)) }, do: writing("p:q s:q")},
+		// The client's claim does not wait for a commit that was never sent.
+		"damaged lock": {cfg: tokens, once: true, setup: func(w *world) {
+			w.Set("a", "s", format.LockFamily, "f:q", (base + 50).Cell(), []byte{0xff})
+		}, do: writing("p:q s:q")},
 		"dead lock": {setup: func(w *world) {
 			l := format.Lock{Cell: Cell{Table: "a", Row: "s", Family: "f", Qualifier: "q"}, StartTS: base + 50, Kind: format.KindPut, Primary: cell, TTL: time.Microsecond}
 			w.Set("a", "s", format.LockFamily, "f:q", l.StartTS.Cell(), format.EncodeLock(&l))
