@@ -10,8 +10,10 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/notify"
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -84,13 +86,7 @@ func TestCounterReads(t *testing.T) {
 
 // A backlog of a key is folded once, whatever the concurrency: the runs for its other shards only acknowledge.
 func TestCounterFoldsOnce(t *testing.T) {
-	for name, tt := range map[string]struct {
-		workers int
-		cfg     notify.Config
-	}{
-		"one worker":                       {1, notify.Config{NoLocks: true}},
-		"two workers, with advisory locks": {2, notify.Config{}},
-	} {
+	for name, workers := range map[string]int{"one worker": 1, "two workers, with advisory locks": 2} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, env *txntest.Env) {
 				c := notify.Counter{Table: "docs", Family: "d", Qualifier: "n", Shards: 32}
@@ -114,9 +110,10 @@ func TestCounterFoldsOnce(t *testing.T) {
 					}
 				}
 				var ev events
-				tt.cfg.OnEvent = ev.add
-				for range tt.workers {
-					w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, slow(5*time.Millisecond)), tt.cfg)
+				locks := &countedLocks{Locks: tso.NewRowLocks(env.Bigtable.Open(format.DefaultMetadataTable), env.Oracle(), tso.RowLocksConfig{})}
+				cfg := notify.Config{NoLocks: workers == 1, Locks: locks, OnEvent: ev.add}
+				for range workers {
+					w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, slow(5*time.Millisecond)), cfg)
 					if err := w.Handle("fold", c.Table, c.Column(), c); err != nil {
 						t.Fatal(err)
 					}
@@ -126,10 +123,11 @@ func TestCounterFoldsOnce(t *testing.T) {
 				if committed := ev.count(notify.Committed); committed != shards || shards < 10 {
 					t.Errorf("%d runs committed, for %d shards", committed, shards)
 				}
-				// Advisory locks may be lost, so two workers now and then run for a key at the same time.
-				most := (tt.workers - 1) * shards / 10
-				if n := ev.count(notify.Conflicted) + ev.count(notify.LostRace); n > most {
-					t.Errorf("%d runs conflicted, at most %d may", n, most)
+				if n := ev.count(notify.Conflicted) + ev.count(notify.LostRace); n > 0 {
+					t.Errorf("%d runs conflicted", n)
+				}
+				if taken := int(locks.acquired.Load()); (taken >= shards) != (workers > 1) {
+					t.Errorf("%d attempts to take a lock", taken)
 				}
 				for _, key := range []string{"page0", "page1"} {
 					versions, err := admin.History(t.Context(), env.Client, c.Table, key)
