@@ -29,6 +29,26 @@ func TestNewlyObservedColumn(t *testing.T) {
 	})
 }
 
+// A commit that takes longer than clients rely on a schema sets the notify cell of a column that
+// became observed meanwhile.
+func TestColumnObservedDuringCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Hour})
+		slow := faults.On("prewrite of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.Hold, 1)
+		done := inBackground(func() error { return tryUpdate(t.Context(), a, "1", "bob", "joe") })
+		<-slow.Fired()
+		env.InitTable(observed)
+		advance(time.Minute + time.Second)
+		slow.Release()
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		if n := len(stored(t, env, "bob")[format.NotifyFamily]); n != 1 {
+			t.Errorf("%d notify cells, want 1", n)
+		}
+	})
+}
+
 // InitTable with a new family keeps the observed columns of the table. Before the fix
 // it removed them. An empty list that is not nil removes them.
 func TestInitTableKeepsObservedColumns(t *testing.T) {

@@ -21,8 +21,7 @@ const backfillBatch = 500
 //
 // Clients that are running notice the registration late, and the changes that they commit
 // before that have no notifications. Backfill covers those changes too if it runs late
-// enough: after the largest Config.SchemaMaxAge of all clients, plus the time that their
-// longest commit takes.
+// enough: a minute after the registration.
 //
 // progress, if not nil, is called after each batch with the number of cells notified so
 // far and the last of their rows. After an error the cells up to that row are notified,

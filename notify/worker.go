@@ -198,7 +198,7 @@ func (w *Worker) clientClosed(err error) {
 
 // Register registers the observers in the schema records of their tables, as Run does
 // too. Clients that know of a registration notify the changes that they commit from then
-// on; running clients notice it up to Config.SchemaMaxAge later (see [Backfill]).
+// on; running clients notice it up to a minute later (see [Backfill]).
 //
 // Fails with changes.ErrRegistration if another observer is registered with the id, or the
 // column is registered for the other kind of notifications, and with txn.ErrSchema if the

@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,6 +131,9 @@ func (c *commit) mayCommit(ctx context.Context, commitTS tso.Timestamp) error {
 	if err := c.entries.Wait(ctx); err != nil {
 		return err
 	}
+	if err := c.recheckSchemas(ctx, commitTS); err != nil {
+		return err
+	}
 	if ctx.Err() != nil {
 		// From here on the transaction may take effect, so this is the last check.
 		return store.Ended(ctx, "txn: before sending the commit", nil)
@@ -165,7 +169,7 @@ func (c *commit) commitPrimary(ctx context.Context, commitTS tso.Timestamp) (tso
 	p := &recovery.PrimaryCommit{Resolver: c.client.resolver, Table: row.Table, Primary: c.primary, StartTS: c.startTS, CommitTS: commitTS, Mutation: m}
 	if p.Passable = c.client.cfg.PassLocks; p.Passable {
 		p.CommitAt = func(ctx context.Context, ts tso.Timestamp) (*bigtable.Mutation, error) {
-			if err := c.checkBound(ts); err != nil {
+			if err := cmp.Or(c.checkBound(ts), c.recheckSchemas(ctx, ts)); err != nil {
 				return nil, err
 			}
 			m := bigtable.NewMutation()
@@ -201,6 +205,17 @@ func (c *commit) checkBound(commitTS tso.Timestamp) error {
 		return &ConflictError{Cell: c.primary, StartTS: c.startTS, ConflictTS: bound, Reason: format.ConflictBound}
 	}
 	return nil
+}
+
+// recheckSchemas fails if the commit has taken so long that an index or an observer of its columns was
+// registered meanwhile, and clients at commitTS rely on every commit to know it. It comes after
+// commit_ts is taken: a registration that this read misses is later.
+func (c *commit) recheckSchemas(ctx context.Context, commitTS tso.Timestamp) error {
+	changed, err := store.Recheck(ctx, c.rows, c.client.hooks.Load().keeps)
+	if changed != nil {
+		return &ConflictError{Cell: *changed, StartTS: c.startTS, ConflictTS: commitTS, Reason: format.ConflictBound}
+	}
+	return err
 }
 
 // settle finds out the outcome of a commit that returned err, if SettleWithin allows it, also

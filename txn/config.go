@@ -117,8 +117,8 @@ type Config struct {
 	BackgroundTimeout time.Duration
 
 	// SchemaMaxAge is how long the client uses a table's schema before it reads it
-	// again in the background. It may take that long until the client knows new families
-	// and newly observed columns.
+	// again in the background. It may take that long until the client knows new families.
+	// A commit relies on observers and indexes that were read at most a minute ago.
 	// Defaults to 1 minute.
 	SchemaMaxAge time.Duration
 

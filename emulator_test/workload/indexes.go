@@ -93,7 +93,7 @@ func Indexes() *Workload {
 		Level:  history.SnapshotIsolation,
 		Cell:   cellOf("f", "n"),
 		Keep:   x.Keep,
-		Least:  75 * time.Second, // a drop takes 10 s, and a build 20 s, if no kill interrupts them
+		Least:  200 * time.Second, // a drop takes 10 s, and each of two builds 70 s, if no kill interrupts them
 		Setup: func(ctx context.Context, w *Worker) error {
 			g, gctx := errgroup.WithContext(ctx)
 			for _, name := range []string{"by-n", "by-slot"} {
@@ -206,7 +206,7 @@ func (t *turner) step(ctx context.Context, c *txn.Client) error {
 	}
 	t.running = true
 	t.turns.Go(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 		defer cancel()
 		go func() {
 			select {

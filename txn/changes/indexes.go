@@ -42,7 +42,7 @@ func Indexes(ctx context.Context, client *txn.Client, table string) ([]Index, er
 
 // RegisterIndex records an index in the schema record of a table. From then on clients refuse
 // to write its columns, unless they maintain the index (txn.Client.BeforeCommit). Running
-// clients notice it up to Config.SchemaMaxAge later. To register it again is harmless. Another
+// clients notice it up to a minute later ([AwaitIndex]). To register it again is harmless. Another
 // index of the same name and place is replaced. If the values of a column expire, or those of the
 // entries, it fails with txn.ErrSchema: entries and values would expire at different times.
 func RegisterIndex(ctx context.Context, client *txn.Client, table string, index Index) error {
@@ -76,6 +76,15 @@ func RegisterIndex(ctx context.Context, client *txn.Client, table string, index 
 		}
 		return nil
 	})
+}
+
+// AwaitIndex waits until no client that does not maintain a registered index can commit a write of
+// its columns: a minute. A commit that began before reads the schema record again.
+func AwaitIndex(ctx context.Context) error {
+	if store.Sleep(ctx, store.SchemaNotice) != nil {
+		return store.Ended(ctx, "changes: waiting until every client knows an index", nil)
+	}
+	return nil
 }
 
 // FindIndex finds the table whose schema record names an index, and what it says; "": none does.

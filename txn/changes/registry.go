@@ -87,7 +87,7 @@ func CannotAcknowledge(all []ObservedColumn, cell format.Cell) (observer string)
 //
 // The registry is part of the table's schema record, so that every writer sets
 // notify cells, whether it runs observers or not. Running clients notice a new
-// observer up to Config.SchemaMaxAge later. Changes that they commit before that
+// observer up to a minute later. Changes that they commit before that
 // may have no notification; see notify.Backfill.
 //
 // A pattern may contain cells whose names are too long for acknowledgments of the observer; it reads no

@@ -86,12 +86,17 @@ func (b *build) unregister(ctx context.Context, table string) error {
 // fill adds the entries of all rows, and makes the index readable. r is the record of the
 // state Building.
 func (b *build) fill(ctx context.Context, r record, report func(jobs.Status)) error {
-	if err := wait(ctx, b.client, r.ts+whole); err != nil {
+	// From then on, no client writes the columns that does not know of the index.
+	err := changes.AwaitIndex(ctx)
+	if err == nil {
+		err = wait(ctx, b.client, r.ts+whole)
+	}
+	if err != nil {
 		return err
 	}
 	// The timestamp distinguishes this build from an earlier one.
 	job := b.job(r, report)
-	_, err := job.RunBatches(ctx, b.client, func(ctx context.Context, tx *txn.Txn, rows []bigtable.Row) error {
+	_, err = job.RunBatches(ctx, b.client, func(ctx context.Context, tx *txn.Txn, rows []bigtable.Row) error {
 		if err := b.checkState(ctx, tx, Building, r.ts); err != nil {
 			return err
 		}

@@ -34,7 +34,8 @@
 // same way; while it does, UniqueError may name a row that has just lost the key.
 //
 // The schema record of the table names the index. So a client without [Indexes.Keep] refuses to
-// write its columns, once it has noticed (txn.Config.SchemaMaxAge). A client with Keep takes
+// write its columns, once it has noticed: no commit relies on a schema record that it has read
+// more than a minute ago, by its own clock. Create waits that long before it reads the rows. A client with Keep takes
 // the definition from the record if New does not declare the index. Only if the keys come from
 // a function that it does not have, or if it declares the index differently, it refuses
 // ([ErrDefinition]).

@@ -145,7 +145,9 @@ func TestFailuresAtEachRequest(t *testing.T) {
 				}
 				synctest.Wait()                  // secondaries
 				x = newIndexes(t, declared()...) // which has read no states
-				c = keeping(env, x, txn.Config{TokenTTL: -1, SyncSecondaries: true}, txntest.Intercept(r.see)...)
+				// It reads schemas again only for commits, and not in the background.
+				cfg := txn.Config{TokenTTL: -1, SyncSecondaries: true, SchemaMaxAge: time.Hour}
+				c = keeping(env, x, cfg, txntest.Intercept(r.see)...)
 				r.arm(true)
 				o.result, o.err = op.call(t.Context(), x, c)
 				r.arm(false)

@@ -61,7 +61,7 @@ func Allow(ctx context.Context, client *txn.Client, table string) error {
 		return err
 	}
 	// In real time: that of the oracle may jump.
-	if store.Sleep(ctx, 2*store.BulkNotice) != nil {
+	if store.Sleep(ctx, 2*store.SchemaNotice) != nil {
 		return store.Ended(ctx, fmt.Sprintf("bulkprewrite: waiting until all clients know of it in table %q", table), nil)
 	}
 	// A client of an older release may have come meanwhile.

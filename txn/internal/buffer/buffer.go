@@ -297,7 +297,7 @@ func (b *Buffer) Group(ctx context.Context, st *store.Store, keeps []string) ([]
 				writes = append(writes, w)
 			}
 			r := &slab[len(all)]
-			*r = store.RowWrites{Table: tbl, Row: key, Writes: writes[first:len(writes):len(writes)]}
+			*r = store.RowWrites{Table: tbl, Row: key, Writes: writes[first:len(writes):len(writes)], Checked: s}
 			slices.SortFunc(r.Writes, func(a, b *store.Write) int {
 				return strings.Compare(a.Cell.Column().Key(), b.Cell.Column().Key())
 			})

@@ -451,9 +451,19 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 	if src.latest.Load() == nil {
 		return nil, nil // only for requests: it was not opened
 	}
+	s, err := src.recent(ctx, src.table.store.Config.SchemaMaxAge)
+	if err != nil {
+		return nil, err
+	}
+	return s.Expiries, nil
+}
+
+// recent returns a schema whose record was read at most maxAge ago. Of calls at the same time, one
+// reads it.
+func (src *SchemaSource) recent(ctx context.Context, maxAge time.Duration) (*Schema, error) {
 	fresh := func() (*Schema, bool) {
 		s := src.latest.Load()
-		return s, age(s.read) <= src.table.store.Config.SchemaMaxAge
+		return s, age(s.read) <= maxAge
 	}
 	read := func() (*Schema, error) {
 		defer func() { <-src.reloading }()
@@ -464,33 +474,30 @@ func (src *SchemaSource) FreshExpiries(ctx context.Context) (Expiries, error) {
 	}
 	for {
 		news := *src.news.Load()
-		s, ok := fresh()
-		if !ok {
-			select {
-			case src.reloading <- struct{}{}:
-				var err error
-				if s, err = read(); err != nil {
-					return nil, err
-				}
-			case <-news: // a reload has read the record, and still verifies the families
-				continue
-			case <-ctx.Done():
-				return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
-			}
+		if s, ok := fresh(); ok {
+			return s, nil
 		}
-		return s.Expiries, nil
+		select {
+		case src.reloading <- struct{}{}:
+			return read()
+		case <-news: // a reload has read the record, and still verifies the families
+		case <-ctx.Done():
+			return nil, Ended(ctx, fmt.Sprintf("percolator: reading the schema of table %q", src.table.Name), nil)
+		}
 	}
 }
 
-// BulkNotice is for how long clients rely on a schema without bulk prewrites. Such a prewrite comes
-// at least twice as long after the property has appeared in the schema record.
-const BulkNotice = time.Minute
+// SchemaNotice is for how long a commit relies on a schema record at most, whatever
+// Config.SchemaMaxAge is. The build of an index waits as long before it reads the rows. It is also for
+// how long clients rely on a schema without bulk prewrites. Such a prewrite comes at least twice as
+// long after the property has appeared in the schema record.
+const SchemaNotice = time.Minute
 
 // Bulk reports whether the table may have had locks of bulk prewrites until now. If it has, a
 // column may have several locks.
 func (src *SchemaSource) Bulk() bool {
 	s := src.latest.Load()
-	return s != nil && (s.bulkFrom != 0 || age(s.read) > BulkNotice)
+	return s != nil && (s.bulkFrom != 0 || age(s.read) > SchemaNotice)
 }
 
 // MayBeBulk reports whether a bulk prewrite may have written a lock. Such a lock may be in a
@@ -506,14 +513,41 @@ func (src *SchemaSource) AllowsBulk(startTS tso.Timestamp) bool {
 	return s.bulk && startTS >= s.bulkFrom
 }
 
-// Fresh returns a schema that is at most Config.SchemaMaxAge old. A commit needs that: a
-// column that became observed must get its notify cells.
+// Fresh returns a schema that is at most Config.SchemaMaxAge old, and whose record is at most
+// SchemaNotice old. A commit needs that: a column that became observed must get its notify cells.
 func (src *SchemaSource) Fresh(ctx context.Context) (*Schema, error) {
 	s := src.latest.Load()
 	if age(s.loaded) <= src.table.store.Config.SchemaMaxAge {
-		return s, nil
+		return src.recent(ctx, SchemaNotice)
 	}
 	return src.newer(ctx, s, true)
+}
+
+// Recheck checks the rows of a commit again that were checked by a schema older than SchemaNotice:
+// the commit has taken that long. It returns a cell that must not be written like this, if there is
+// one: its column has got an index that is not in keeps, or an observer.
+func Recheck(ctx context.Context, rows []*RowWrites, keeps []string) (changed *format.Cell, err error) {
+	var last *Schema // most rows have the same one
+	for _, r := range rows {
+		if r.Checked == last {
+			continue
+		}
+		if age(r.Checked.read) <= SchemaNotice {
+			last = r.Checked
+			continue
+		}
+		s, err := r.Table.Schema.recent(ctx, SchemaNotice)
+		if err != nil {
+			return nil, err
+		}
+		r.Checked = s
+		for _, w := range r.Writes {
+			if s.CheckWrite(r.Table.Name, w, keeps) != nil || !w.Observed && w.Kind != format.KindLock && s.IsObserved(w.Cell.Column()) {
+				return &w.Cell, nil
+			}
+		}
+	}
+	return nil, nil
 }
 
 // age is how long ago t was. The monotonic clock stands still while a machine sleeps, so the wall

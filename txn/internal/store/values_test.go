@@ -256,7 +256,7 @@ func TestBulkOfASchema(t *testing.T) {
 			allowed     bool
 			age         time.Duration
 			bulk, allow bool // at 100
-		}{{0, false, 0, false, false}, {0, false, BulkNotice, false, false}, {0, false, BulkNotice + 1, true, false}, {100, false, 0, true, false}, {100, true, 0, true, true}, {101, true, 0, true, false}} {
+		}{{0, false, 0, false, false}, {0, false, SchemaNotice, false, false}, {0, false, SchemaNotice + 1, true, false}, {100, false, 0, true, false}, {100, true, 0, true, true}, {101, true, 0, true, false}} {
 			src.latest.Store(&Schema{bulkFrom: tt.from, bulk: tt.allowed, read: time.Now().Add(-tt.age)})
 			if src.Bulk() != tt.bulk || src.AllowsBulk(100) != tt.allow {
 				t.Errorf("%+v: bulk %t, allowed %t", tt, src.Bulk(), src.AllowsBulk(100))

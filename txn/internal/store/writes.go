@@ -18,6 +18,8 @@ type RowWrites struct {
 	Table  *Table
 	Row    string
 	Writes []*Write
+	// Checked is the schema by which the commit has checked the writes.
+	Checked *Schema
 	// Touched says that a prewrite of the row may have taken effect.
 	Touched bool
 	// Unanswered says that the outcome of a prewrite of the row was unknown.

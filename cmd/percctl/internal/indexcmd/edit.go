@@ -32,10 +32,10 @@ func newCreateCmd(s *cli.Streams) *cobra.Command {
 		Short: "Build an index while its table is in use",
 		Long: `Build an index of a table while services read and write it. First deploy services
 that keep indexes of this --entries table (Indexes.Keep of Go package txn/index). Other
-clients can no longer write the columns, once they have noticed the index
-(Config.SchemaMaxAge, default 1 minute).
+clients can no longer write the columns, once they have noticed the index, which
+takes a minute.
 
-The command waits 20 s for commits that do not know the index, and then adds the
+The command waits 70 s for commits that do not know the index, and then adds the
 entries of all rows. If it is interrupted, run it again with the same arguments or
 with none of the flags: it continues. A service can continue it as well.
 

@@ -28,9 +28,9 @@ func newBackfillCmd(s *cli.Streams) *cobra.Command {
 		Short: "Notify every cell of a column that has a value",
 		Long: `Notify the observers of every cell of a column that has a value. Use it after you
 have registered an observer for a column with data. Run it at least one
-Config.SchemaMaxAge (default 1 minute) after the registration: until then, clients
-may commit changes without notifying the new observer. An observer that has
-acknowledged the newest change of a cell does not run again.
+minute after the registration: until then, clients may commit changes without
+notifying the new observer. An observer that has acknowledged the newest change of a
+cell does not run again.
 
 ` + cli.AsksFirst + `
 

@@ -38,8 +38,8 @@ func newAddCmd(s *cli.Streams) *cobra.Command {
 		Long: `Register an observer of a column, or of all whose qualifiers begin so (FAMILY*:PREFIX),
 before its workers start, so that commits already leave notifications for it.
 
-Clients notice the registration within Config.SchemaMaxAge (default 1 minute). For
-values that are already there, run percctl notify backfill afterwards.
+Clients notice the registration within a minute. For values that are already there,
+run percctl notify backfill afterwards.
 
 ` + cli.AsksFirst,
 		Example: `  percctl observer add documents/contents:raw parser
@@ -137,9 +137,8 @@ func newRemoveCmd(s *cli.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "remove TABLE ID",
 		Short: "Remove the registration of an observer",
-		Long: `Remove the registration of an observer. Clients notice within Config.SchemaMaxAge
-(default 1 minute), and then their commits leave no notifications for it. Stop its
-workers first: a worker that starts registers the observer again.
+		Long: `Remove the registration of an observer. Clients notice within a minute,
+and then their commits leave no notifications for it. Stop its workers first: a worker that starts registers the observer again.
 
 The plan says what happens to its pending notifications and dead letters. Its
 acknowledgments stay: if you register it again with the same id, it continues where
