@@ -92,6 +92,33 @@ func TestCleanUpDoesNotDelayCommit(t *testing.T) {
 	})
 }
 
+// If the background has no room for locks that an ended context has left, the client counts them as
+// given up.
+func TestAbortWithoutRoomIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, BackgroundBytes: 1})
+		busy := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
+		mustSet(t, a, "1", "ann", "tim") // tim fills the queue
+		<-busy.Fired()
+		prewrite := faults.On("prewrite of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.Hold, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		owner := commitInBackground(ctx, beginSet(t, a, "3", "bob", "joe"))
+		<-prewrite.Fired()
+		synctest.Wait() // bob is locked
+		cancel()
+		prewrite.Release()
+		if o := <-owner; !errors.Is(o.err, context.Canceled) {
+			t.Errorf("commit: %v, want canceled", o.err)
+		}
+		if n := a.Stats().BackgroundDropped; n != 2 {
+			t.Errorf("%d rows given up, want bob and joe", n)
+		}
+		busy.Release()
+		advance(15 * time.Second) // the ttl of bob's lock
+		wantValue(t, takeSnapshot(t, env.Client), "bob", "")
+	})
+}
+
 // If the context ends while a transaction removes its locks, the client removes them in the
 // background.
 func TestAbortContinuesInBackground(t *testing.T) {

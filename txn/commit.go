@@ -287,11 +287,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 		failed, err := t.Apply(ctx, muts)
 		c.client.resolver.Background.NoteApplied(muts, failed)
 		if err != nil {
-			if !c.client.resolver.Background.Add(t, failed) {
-				for _, m := range failed {
-					m.Secondaries.Fail(m.Err)
-				}
-			}
+			c.client.resolver.Background.AddOrGiveUp(t, failed, err)
 			c.client.resolver.Log.WarnContext(ctx, "committing secondaries failed; the next reader rolls their locks forward", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}
@@ -350,11 +346,11 @@ func (c *commit) abort(ctx context.Context) {
 	for t, muts := range byTable {
 		if ctx.Err() != nil {
 			// The caller does not wait any more.
-			c.client.resolver.Background.Add(t, muts)
+			c.client.resolver.Background.AddOrGiveUp(t, muts, context.Cause(ctx))
 			continue
 		}
 		if failed, err := t.Apply(ctx, muts); err != nil {
-			c.client.resolver.Background.Add(t, failed)
+			c.client.resolver.Background.AddOrGiveUp(t, failed, err)
 		}
 	}
 }

@@ -117,6 +117,23 @@ func (b *Background) Add(t *Table, muts []RowMutation) bool {
 	return true
 }
 
+// AddOrGiveUp queues mutations that failed with err, or else gives them up.
+func (b *Background) AddOrGiveUp(t *Table, muts []RowMutation, err error) {
+	if !b.Add(t, muts) {
+		b.giveUp(t, muts, err)
+	}
+}
+
+// giveUp counts mutations that nobody tries any more, and says so.
+func (b *Background) giveUp(t *Table, muts []RowMutation, err error) {
+	for _, m := range muts {
+		m.Secondaries.Fail(m.Err)
+	}
+	b.store.Counters.BackgroundDropped.Add(int64(len(muts)))
+	b.store.Metrics.BackgroundDropped(len(muts))
+	b.store.Log.Warn("background work given up; the next reader or writer of the rows resolves their locks", "table", t.Name, "rows", len(muts), "error", err)
+}
+
 // enqueue adds mutations to a lane, and starts senders if the lane may have more. b.mu is
 // held.
 func (b *Background) enqueue(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
@@ -205,7 +222,6 @@ func (b *Background) dropHopeless(t *Table, l *lane) {
 			continue
 		}
 		dropped = append(dropped, m)
-		m.Secondaries.Fail(m.Err)
 		if m.Err != nil {
 			last = m.Err
 		}
@@ -216,9 +232,7 @@ func (b *Background) dropHopeless(t *Table, l *lane) {
 	l.pending = keep
 	b.uncount(dropped)
 	b.checkIdle()
-	b.store.Counters.BackgroundDropped.Add(int64(len(dropped)))
-	b.store.Metrics.BackgroundDropped(len(dropped))
-	b.store.Log.Warn("background work given up; the next reader or writer of the rows resolves their locks", "table", t.Name, "rows", len(dropped), "error", last)
+	b.giveUp(t, dropped, last)
 }
 
 // uncount subtracts mutations from the queue's size. b.mu is held.
