@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -251,7 +252,7 @@ func (m *performance) connect(oracle func() tso.Oracle) (late []*txntest.Faults)
 		late = append(late, f)
 		opts := f.DialOptions()
 		if m.slow {
-			d := workload.NewDelays(m.seed, uint64(100+i), 1<<40, time.Second)
+			d := workload.NewDelays(m.seed, uint64(100+i), math.MaxInt, time.Second)
 			opts = append(opts, d.DialOptions()...)
 		}
 		bt, a := m.env.Open(opts...)

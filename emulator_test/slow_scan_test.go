@@ -220,7 +220,7 @@ func (s *hourStream) SendMsg(m any) error {
 	case *btpb.SampleRowKeysRequest:
 		s.keys = []string{}
 		for i := 1; i < s.hour.tablets; i++ {
-			s.keys = append(s.keys, fmt.Sprintf("user:%08x", i*(1<<32/s.hour.tablets)))
+			s.keys = append(s.keys, fmt.Sprintf("user:%08x", int64(i)*(1<<32/int64(s.hour.tablets))))
 		}
 	}
 	return s.ClientStream.SendMsg(m)

@@ -407,7 +407,7 @@ func (s *answering) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsR
 // malformed, and does not lower what the client remembers.
 func TestClientRefusesOverflow(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
-		const at = 1795152600000000
+		const at int64 = 1795152600000000
 		c := tsotest.NewCluster(e)
 		resume := make(chan struct{})
 		requests := 0
@@ -433,7 +433,7 @@ func TestClientRefusesOverflow(t *testing.T) {
 		}
 		synctest.Wait()
 		close(resume)
-		if r := <-first; r.Err != nil || r.TS != at {
+		if r := <-first; r.Err != nil || r.TS != tso.Timestamp(at) {
 			t.Fatal(r)
 		}
 		for _, c := range rest {

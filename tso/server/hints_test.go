@@ -61,3 +61,13 @@ func TestHintsAfterKill(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
+
+func newClient(t *testing.T, cfg tso.ClientConfig) *tso.Client {
+	t.Helper()
+	c, err := tso.NewClient(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}

@@ -127,7 +127,7 @@ func full(key string) everything {
 	anything, _ := anypb.New(durationpb.New(time.Minute))
 	return everything{
 		Key: key, base: base{7}, Text: "größe\x00", Named: "red", Optional: &text, Raw: []byte{},
-		Int: math.MinInt64, Small: -128, Big: math.MaxUint64, BigText: math.MaxUint64, Float: -0.5, Half: 1.25, Yes: true, YesText: &yes,
+		Int: math.MinInt, Small: -128, Big: math.MaxUint64, BigText: math.MaxUint64, Float: -0.5, Half: 1.25, Yes: true, YesText: &yes,
 		At: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Took: -time.Second, IP: netip.MustParseAddr("::1"), Number: big.NewInt(1 << 40), Link: *link,
 		Home: address{Street: "x"}, Work: &address{}, Labels: map[string]string{}, Wait: &durationpb.Duration{},
 		Any: anything, Roles: map[string]struct{}{"admin": {}, "": {}, "\x80\xff\x00": {}, "größe": {}}, Counts: map[color]int64{"blue:*,": -1}, Parts: map[string]*durationpb.Duration{"p": durationpb.New(time.Hour)},
@@ -143,7 +143,7 @@ func equal(t *testing.T, got, want everything) {
 
 func TestValues(t *testing.T) {
 	env := newEnv(t)
-	for _, want := range []everything{full("full"), {Key: "zero"}, {Key: "max", Small: 127, Int: math.MaxInt64, Float: math.Inf(1), Half: math.MaxFloat32, Labels: map[string]string{"a": ""}}} {
+	for _, want := range []everything{full("full"), {Key: "zero"}, {Key: "max", Small: 127, Int: math.MaxInt, Float: math.Inf(1), Half: math.MaxFloat32, Labels: map[string]string{"a": ""}}} {
 		update(t, env.Client, func(ctx context.Context, rows *row.Rows[everything]) error { return rows.Set(ctx, want) })
 		want.At = want.At.UTC()
 		equal(t, get(t, env.Client, want.Key), want)

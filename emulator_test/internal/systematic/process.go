@@ -15,7 +15,7 @@ import (
 type usage struct {
 	cpu      time.Duration
 	progress time.Duration
-	memory   int // bytes
+	memory   int64 // bytes
 }
 
 // Bounds of a process. They are far from what any test does without a mutant.

@@ -32,7 +32,7 @@ func usageOf(pid int) (u usage) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if f := bytes.Fields(b); len(f) > 1 {
 		n, _ := strconv.Atoi(string(f[1]))
-		u.memory += n * os.Getpagesize()
+		u.memory += int64(n * os.Getpagesize())
 	}
 	return u
 }

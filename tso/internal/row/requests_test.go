@@ -49,7 +49,7 @@ func content(e *tsotest.Emulator, key string) string {
 // TestRequests: what each request leaves in the row, on each condition, and what it returns.
 func TestRequests(t *testing.T) {
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
-		const v = 1_800_000_000_000_000
+		const v int64 = 1_800_000_000_000_000
 		r := row.Open(e.Table("percolator"), "", "", 0)
 		ctx := t.Context()
 		now := fmt.Sprint(time.Now().UnixMilli() * 1000)
@@ -90,7 +90,7 @@ func TestRequests(t *testing.T) {
 		step("add to nothing", add(3), int64(3), "direct@"+now+"=3")
 		step("initialize a small number", initialize(v), true, fmt.Sprintf("direct=%d", v))
 		step("initialize again", initialize(v+9), false, fmt.Sprintf("direct=%d", v))
-		step("add", add(3), int64(v+3), fmt.Sprintf("direct=%d", v+3))
+		step("add", add(3), v+3, fmt.Sprintf("direct=%d", v+3))
 		step("advance below", advance(v, v+2, v+5), false, fmt.Sprintf("direct=%d", v+3))
 		step("advance above", advance(v+4, v+9, v+5), false, fmt.Sprintf("direct=%d", v+3))
 		step("advance at the most", advance(v, v+3, v+5), true, fmt.Sprintf("direct=%d", v+5))

@@ -1,3 +1,5 @@
+//go:build unix
+
 package server_test
 
 import (
@@ -317,16 +319,6 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	if ahead := high - tsotest.Now(); ahead > 5e6 {
 		t.Errorf("oracle time is %d µs ahead of the clock", ahead)
 	}
-}
-
-func newClient(t *testing.T, cfg tso.ClientConfig) *tso.Client {
-	t.Helper()
-	c, err := tso.NewClient(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
 }
 
 // TestStoppedLeaderDoesNotAnswerOldRequests: a request lies in the socket of a
