@@ -216,6 +216,106 @@ func TestPassLocks(t *testing.T) {
 	}
 }
 
+// TestPassLargeCommit: a prewrite of a commit takes twelve seconds. No read of its rows waits for
+// that, and raises become rare as the transaction grows older. Reads follow each other, so each
+// run has the same requests.
+func TestPassLargeCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := txntest.New(t, txntest.WithoutTransport())
+		env.CreateTable("a", "f")
+		mustSet(t, env.Client, "old", "p", "s")
+		owner, _, held := holdPrewrite(t, env, 20*time.Millisecond)
+		tx := beginSet(t, owner, "new", "p", "s")
+		done := commitInBackground(t.Context(), tx)
+		<-held.Fired()
+		faults := txntest.NewFaults(t)
+		reader := env.NewClient(txn.Config{PassLocks: true}, append(faults.DialOptions(), slow(2*time.Millisecond)...)...)
+		wantValue(t, takeSnapshot(t, reader), "p", "old") // reads the schema
+		faults.Reset()
+		before, began := reader.Stats().Raises, time.Now()
+		var slowest time.Duration
+		const reads = 1000
+		for i := range reads {
+			advance(began.Add(time.Duration(i)*12*time.Millisecond + 300*time.Microsecond).Sub(time.Now()))
+			asked := time.Now()
+			wantValue(t, takeSnapshot(t, reader), []string{"p", "s"}[i%2], "old")
+			slowest = max(slowest, time.Since(asked))
+		}
+		raises, n := reader.Stats().Raises-before, faults.Count()
+		if raises != 106 || n[txntest.StepRaise] != 106 || n[txntest.StepRead] != 1499 || slowest != 10*time.Millisecond {
+			t.Errorf("%d raises by %d requests, %d reads of rows, the slowest read took %v; want 106, 106, 1499 and 10ms", raises, n[txntest.StepRaise], n[txntest.StepRead], slowest)
+		}
+		held.Release()
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		wantValue(t, takeSnapshot(t, env.Client), "s", "new")
+	})
+}
+
+// holdPrewrite returns a client whose requests take so long, and whose prewrite of the row s is held.
+func holdPrewrite(t *testing.T, env *txntest.Env, away time.Duration) (*txn.Client, *txntest.Faults, *txntest.Rule) {
+	faults := txntest.NewFaults(t)
+	held := faults.On("a late prewrite", stepOn(txntest.StepPrewrite, "s"), txntest.Hold, 1)
+	return env.NewClient(txn.Config{PassLocks: true, SyncSecondaries: true}, append(faults.DialOptions(), slow(away)...)...), faults, held
+}
+
+// TestPassStream: readers come one after the other while a transaction commits, each with a
+// larger timestamp. The owner commits all the same, after few requests, and readers wait for
+// few requests of the owner. A distant owner also extends its lock, which readers change between
+// its read and its write.
+func TestPassStream(t *testing.T) {
+	for name, tt := range map[string]struct{ between, owner, prewrites, longest time.Duration }{
+		"young": {100 * time.Microsecond, 2 * time.Millisecond, 50 * time.Millisecond, 40 * time.Millisecond},
+		"near":  {time.Millisecond, 2 * time.Millisecond, 2 * time.Second, 40 * time.Millisecond},
+		"far":   {20 * time.Millisecond, 200 * time.Millisecond, 14 * time.Second, 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.WithoutTransport())
+				env.CreateTable("a", "f")
+				mustSet(t, env.Client, "old", "p", "s")
+				readers := make([]*txn.Client, 20)
+				for i := range readers {
+					readers[i] = env.NewClient(txn.Config{PassLocks: true}, slow(2*time.Millisecond)...)
+					wantValue(t, takeSnapshot(t, readers[i]), "p", "old") // reads the schema
+				}
+				owner, faults, held := holdPrewrite(t, env, tt.owner)
+				tx := beginSet(t, owner, "new", "p", "s")
+				done := commitInBackground(t.Context(), tx)
+				<-held.Fired()
+				var mu sync.Mutex
+				var longest time.Duration
+				var g sync.WaitGroup
+				release := time.AfterFunc(tt.prewrites, held.Release)
+				defer release.Stop()
+				for i := 0; len(done) == 0; i++ {
+					g.Go(func() {
+						asked := time.Now()
+						s, err := readers[i%len(readers)].Snapshot(t.Context())
+						if err == nil {
+							_, _, err = s.Table("a").Get(t.Context(), []string{"p", "s"}[i%2], "f", "q")
+						}
+						if err != nil {
+							t.Error(err)
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						longest = max(longest, time.Since(asked))
+					})
+					advance(tt.between)
+				}
+				g.Wait()
+				n, o := faults.Count(), <-done
+				t.Logf("%v; %d commits, %d seals, the commit took %v more; the longest read took %v", o.err, n[txntest.StepCommit], n[txntest.StepSeal], o.took-tt.prewrites, longest)
+				if o.err != nil || n[txntest.StepCommit] > 4 || n[txntest.StepSeal] > 3 || longest > tt.longest {
+					t.Errorf("%v after %d commits and %d seals; the longest read took %v; want a commit after at most 4 and 3, and no read longer than %v", o.err, n[txntest.StepCommit], n[txntest.StepSeal], longest, tt.longest)
+				}
+			})
+		})
+	}
+}
+
 // writeUnknownLock stores a lock of a later format version.
 func writeUnknownLock(t *testing.T, env *txntest.Env, startTS tso.Timestamp) {
 	t.Helper()

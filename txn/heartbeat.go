@@ -23,10 +23,10 @@ import (
 type heartbeat struct {
 	commit *commit
 
-	// minCommit is the minimum commit_ts to which readers have raised the lock, and raises
-	// how often they did, as far as the heartbeat has read it.
+	// minCommit is the minimum commit_ts to which the lock was raised, and sealed says that
+	// readers may not raise it any more, as far as the heartbeat has read it.
 	minCommit tso.Timestamp
-	raises    int
+	sealed    bool
 
 	mu      sync.Mutex
 	cancel  context.CancelFunc // ends the last beat; nil before the first
@@ -87,20 +87,28 @@ func (h *heartbeat) extend(ctx context.Context) error {
 }
 
 // rewrite replaces the lock if it is still there. It keeps the minimum commit_ts of a passable
-// lock as readers have raised it (recovery/pass.go).
+// lock as it was raised, and the seal (recovery/pass.go). If readers raise the minimum between
+// its read of the lock and its write, it goes ahead of them: otherwise the lock of a slow owner
+// that is read all the time would expire.
 func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *format.Lock) error {
 	col := l.Cell.Column()
-	for {
-		l.MinCommitTS, l.Raises = h.minCommit, h.raises
+	var ahead tso.Timestamp
+	for tries := 0; ; tries++ {
+		asked := time.Now()
+		l.MinCommitTS, l.Sealed = h.minCommit+ahead, h.sealed
 		predicate := store.LockAt(col, l.StartTS)
 		if l.Passable {
-			predicate = recovery.LockWithMin(col, l.StartTS, h.minCommit, h.minCommit+1)
+			predicate = recovery.LockWithMin(col, l.StartTS, h.minCommit, l.MinCommitTS+1)
 		}
 		m := bigtable.NewMutation()
 		m.Set(format.LockFamily, col.Key(), l.StartTS.Cell(), format.EncodeLock(l))
 		matched, err := t.CheckAndMutate(ctx, l.Cell.Row, predicate, m, nil)
-		if err != nil || matched || !l.Passable {
+		if err != nil || !l.Passable {
 			return err
+		}
+		if matched {
+			h.minCommit = l.MinCommitTS
+			return nil
 		}
 		raw, err := t.TryReadRow(ctx, l.Cell.Row, store.LockAt(col, l.StartTS))
 		if err != nil || len(raw[format.LockFamily]) == 0 {
@@ -110,7 +118,10 @@ func (h *heartbeat) rewrite(ctx context.Context, t *store.Table, l *format.Lock)
 		if err != nil || stored.MinCommitTS <= h.minCommit {
 			return err
 		}
-		h.minCommit, h.raises = stored.MinCommitTS, stored.Raises
+		h.minCommit, h.sealed, ahead = stored.MinCommitTS, stored.Sealed, 0
+		if took := time.Since(asked); !h.sealed && (tries > 0 || took >= recovery.SlowOwner) {
+			ahead = recovery.AheadOfReaders(took, tries)
+		}
 	}
 }
 

@@ -18,11 +18,11 @@ import (
 // TestHeartbeatKeepsMinimum: a heartbeat writes the lock again with the minimum commit_ts to which readers
 // have raised it, and fails if it cannot read that.
 func TestHeartbeatKeepsMinimum(t *testing.T) {
-	lock := func(min tso.Timestamp, raises int) *format.Lock {
+	lock := func(min tso.Timestamp, sealed bool) *format.Lock {
 		cell := Cell{Table: "a", Row: "p", Family: "f", Qualifier: "q"}
-		return &format.Lock{Cell: cell, StartTS: base + 100, Kind: format.KindPut, Primary: cell, TTL: time.Minute, Passable: true, MinCommitTS: min, Raises: raises}
+		return &format.Lock{Cell: cell, StartTS: base + 100, Kind: format.KindPut, Primary: cell, TTL: time.Minute, Passable: true, MinCommitTS: min, Sealed: sealed}
 	}
-	plain := lock(0, 0)
+	plain := lock(0, false)
 	plain.Passable = false
 	for name, tt := range map[string]struct {
 		stored       []byte // nil: none
@@ -30,16 +30,16 @@ func TestHeartbeatKeepsMinimum(t *testing.T) {
 		change, read error // of the first request
 		want         string
 	}{
-		"as it was":          {stored: format.EncodeLock(lock(base+200, 1)), want: "ok; change p; p(lock@100 min 200 raised 1) 1h0m0s"},
-		"raised by one":      {stored: format.EncodeLock(lock(base+201, 2)), want: "ok; change p, read p, change p; p(lock@100 min 201 raised 2) 1h0m0s"},
-		"raised":             {stored: format.EncodeLock(lock(base+300, 2)), want: "ok; change p, read p, change p; p(lock@100 min 300 raised 2) 1h0m0s"},
+		"as it was":          {stored: format.EncodeLock(lock(base+200, false)), want: "ok; change p; p(lock@100 min 200) 1h0m0s"},
+		"raised by one":      {stored: format.EncodeLock(lock(base+201, false)), want: "ok; change p, read p, change p; p(lock@100 min 201) 1h0m0s"},
+		"sealed":             {stored: format.EncodeLock(lock(base+300, true)), want: "ok; change p, read p, change p; p(lock@100 min 300 sealed) 1h0m0s"},
 		"gone":               {want: "ok; change p, read p; "},
 		"plain":              {stored: format.EncodeLock(plain), want: "ok; change p, read p; p(lock@100) 1m0s"},
 		"of a plain lock":    {stored: format.EncodeLock(plain), notPassable: true, want: "ok; change p; p(lock@100) 1h0m0s"},
 		"gone, a plain lock": {notPassable: true, want: "ok; change p; "},
 		"damaged":            {stored: []byte{255}, want: "corrupt; change p, read p; p(lock@100)"},
-		"refused":            {stored: format.EncodeLock(lock(base+300, 2)), change: worldtest.Denied, want: "PermissionDenied; change p; p(lock@100 min 300 raised 2) 1m0s"},
-		"cannot be read":     {stored: format.EncodeLock(lock(base+300, 2)), read: worldtest.Denied, want: "PermissionDenied; change p, read p; p(lock@100 min 300 raised 2) 1m0s"},
+		"refused":            {stored: format.EncodeLock(lock(base+300, true)), change: worldtest.Denied, want: "PermissionDenied; change p; p(lock@100 min 300 sealed) 1m0s"},
+		"cannot be read":     {stored: format.EncodeLock(lock(base+300, true)), read: worldtest.Denied, want: "PermissionDenied; change p, read p; p(lock@100 min 300 sealed) 1m0s"},
 	} {
 		newWorld(t, Config{PassLocks: true}, false, func(w *world) {
 			if tt.stored != nil {
@@ -49,10 +49,10 @@ func TestHeartbeatKeepsMinimum(t *testing.T) {
 			w.Must(err)
 			w.Inject("1 change p", tt.change)
 			w.Inject("1 read p", tt.read)
-			h := &heartbeat{minCommit: base + 200, raises: 1}
-			l := lock(0, 0)
+			h := &heartbeat{minCommit: base + 200}
+			l := lock(0, false)
 			if l.Passable, l.TTL = !tt.notPassable, time.Hour; strings.Contains(name, "plain") {
-				h.minCommit, h.raises = 0, 0
+				h.minCommit = 0
 			}
 			err = h.rewrite(w.Context(), table, l)
 			line, stored, _ := w.did(false)

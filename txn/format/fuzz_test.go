@@ -24,7 +24,7 @@ func checkErrorKind(t *testing.T, err error) {
 
 func FuzzLock(f *testing.F) {
 	f.Add(EncodeLock(&Lock{Cell: testSecondary, Primary: testPrimary, Kind: KindPut, TTL: 1e9, Owner: "o", Observed: true, TraceParent: "t", Hops: 3}))
-	f.Add(EncodeLock(&Lock{Cell: testSecondary, Primary: testSecondary, Kind: KindPut, TTL: 1e9, Passable: true, MinCommitTS: 9, Raises: 1}))
+	f.Add(EncodeLock(&Lock{Cell: testSecondary, Primary: testSecondary, Kind: KindPut, TTL: 1e9, Passable: true, MinCommitTS: 9, Sealed: true}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		l, err := DecodeLock(testSecondary, 7, b)
 		if err != nil {

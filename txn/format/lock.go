@@ -43,8 +43,8 @@ type Lock struct {
 	// MinCommitTS is the minimum of a passable lock: the transaction commits above it, or
 	// not at all.
 	MinCommitTS tso.Timestamp
-	// Raises counts how often readers raised MinCommitTS.
-	Raises int
+	// Sealed says that readers may not raise MinCommitTS any more.
+	Sealed bool
 
 	// Record is the stored record of a passable lock. A raise replaces the lock only if
 	// the record is still the same.
@@ -104,7 +104,10 @@ func EncodeLock(l *Lock) []byte {
 	}
 	b = appendText(b, 7, l.TraceParent)
 	b = appendNumber(b, 8, uint64(uint32(l.Hops)))
-	return appendNumber(b, 10, uint64(uint32(l.Raises)))
+	if l.Sealed {
+		b = appendNumber(b, 10, 1)
+	}
+	return b
 }
 
 // DecodeLock reads the stored record of the lock on cell at ts.
@@ -134,7 +137,7 @@ func DecodeLock(cell Cell, ts tso.Timestamp, value []byte) (*Lock, error) {
 		Record:      record,
 		Passable:    passable,
 		MinCommitTS: minCommit,
-		Raises:      int(m.Raises),
+		Sealed:      m.Sealed,
 		Cell:        cell,
 		StartTS:     ts,
 		Primary:     primary,
@@ -158,7 +161,7 @@ func PassableHeader(minCommit tso.Timestamp) []byte {
 // one.
 func decodePassable(cell Cell, ts tso.Timestamp, m *recordpb.Lock, value []byte) (minCommit tso.Timestamp, passable bool, err error) {
 	if m.FormatVersion < passableVersion {
-		if len(m.MinCommit) > 0 || m.Raises > 0 {
+		if len(m.MinCommit) > 0 || m.Sealed {
 			return 0, false, Corruptf(cell, "the lock record at %d has format version %d, and yet a minimum commit_ts", ts, m.FormatVersion)
 		}
 		return 0, false, nil

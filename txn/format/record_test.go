@@ -46,7 +46,7 @@ func TestGoldenRecords(t *testing.T) {
 				l.Record = ""
 				return *l, err
 			},
-			Lock{Cell: testPrimary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Passable: true, MinCommitTS: 0x0809, Raises: 2},
+			Lock{Cell: testPrimary, StartTS: 7, Primary: testPrimary, Kind: KindPut, TTL: 10 * time.Second, Passable: true, MinCommitTS: 0x0809, Sealed: true},
 		},
 		{
 			"secondary lock", "080110021a051203626f6220c0843d",
@@ -191,7 +191,7 @@ func TestBadRecords(t *testing.T) {
 		{"write of kind lock", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_LOCK, StartTs: 7}), ErrCorrupt, "kind lock"},
 		{"commit before start", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: 9}), ErrCorrupt, "start_ts 9"},
 		{"minimum of a byte in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, MinCommit: make([]byte, 1)}), ErrCorrupt, "minimum"},
-		{"raise in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, Raises: 1}), ErrCorrupt, "minimum"},
+		{"sealed in version 1", lock, bytes(&recordpb.Lock{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, Sealed: true}), ErrCorrupt, "minimum"},
 		{"passable lock with a minimum below 0", lock, EncodeLock(&Lock{Cell: testPrimary, Primary: testPrimary, Kind: KindPut, Passable: true, MinCommitTS: -1}), ErrCorrupt, "minimum"},
 		{"commit of start 0", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT}), ErrCorrupt, "start_ts 0"},
 		{"commit of a start below 0", write, bytes(&recordpb.Write{FormatVersion: 1, Kind: recordpb.Kind_KIND_PUT, StartTs: -1}), ErrCorrupt, "start_ts -1"},

@@ -27,6 +27,7 @@ const (
 	StepAbort        Step = "abort"          // MutateRows: the owner removes its own locks
 	StepHeartbeat    Step = "heartbeat"      // CheckAndMutateRow: a longer ttl on the primary lock
 	StepRaise        Step = "raise"          // CheckAndMutateRow: a reader raises the minimum commit_ts of the primary lock
+	StepSeal         Step = "seal"           // CheckAndMutateRow: the owner of the primary lock ends that
 	StepRollForward  Step = "roll forward"   // CheckAndMutateRow: one cell of a committed transaction
 	StepRollPrimary  Step = "roll back"      // CheckAndMutateRow: a rollback marker on the primary
 	StepRollBackCell Step = "roll back cell" // CheckAndMutateRow: one cell of a rolled-back transaction
@@ -192,10 +193,7 @@ func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 		switch set.FamilyName {
 		case format.LockFamily:
 			ts := tso.FromCell(bigtable.Timestamp(set.TimestampMicros))
-			if raises(r.PredicateFilter, set.Value) {
-				return StepRaise, ts
-			}
-			return StepHeartbeat, ts
+			return lockStep(r.PredicateFilter, set.Value), ts
 		case format.MarkFamily:
 			var mark recordpb.Mark
 			if proto.Unmarshal(set.Value, &mark) == nil && mark.Kind == recordpb.Kind_KIND_ROLLBACK {
@@ -213,21 +211,28 @@ func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
 	return step, startTS
 }
 
-// raises reports that a new lock comes from a reader that raises its minimum
-// commit_ts. A heartbeat keeps the minimum of the lock.
-func raises(predicate *btpb.RowFilter, value []byte) bool {
+// lockStep returns what a new lock is for: a reader raises its minimum commit_ts, the owner does that
+// for the last time, or a heartbeat keeps it.
+func lockStep(predicate *btpb.RowFilter, value []byte) Step {
 	var lock recordpb.Lock
 	if proto.Unmarshal(value, &lock) != nil || len(lock.MinCommit) == 0 {
-		return false
+		return StepHeartbeat
 	}
 	for _, f := range predicate.GetInterleave().GetFilters() {
 		for _, g := range f.GetChain().GetFilters() {
-			if from := g.GetValueRangeFilter().GetStartValueClosed(); len(from) > 0 {
-				return !bytes.HasSuffix(from, lock.MinCommit)
+			from := g.GetValueRangeFilter().GetStartValueClosed()
+			switch {
+			case len(from) == 0:
+			case bytes.HasSuffix(from, lock.MinCommit):
+				return StepHeartbeat
+			case lock.Sealed:
+				return StepSeal
+			default:
+				return StepRaise
 			}
 		}
 	}
-	return false
+	return StepHeartbeat
 }
 
 // commitStep returns StepCommit for a record of the primary itself, and

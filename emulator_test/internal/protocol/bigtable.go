@@ -68,7 +68,7 @@ func lockCells(m *machine, s *state, t int, cells []int) {
 			s.cells[cell].data |= bit(t)
 		}
 		if cell == m.txns[t].primary {
-			s.txns[t].min, s.txns[t].raises = 0, 0
+			s.txns[t].min, s.txns[t].sealed = 0, 0
 		}
 	}
 }
@@ -111,6 +111,32 @@ func applyHeartbeat(m *machine, s *state, t int) {
 	if s.lockOf(p, t) && (s.txns[t].min == 0 || m.is(HeartbeatLowersMinimum)) {
 		s.txns[t].min = 0
 	}
+	if s.lockOf(p, t) && m.is(HeartbeatUndoesSeal) {
+		s.txns[t].sealed = 0
+	}
+}
+
+// applyAhead mirrors a heartbeat that goes ahead of the readers. It may undo a seal that it does
+// not know, and then the owner is not sure any more.
+func applyAhead(m *machine, s *state, t int) {
+	p, y := m.txns[t].primary, &s.txns[t]
+	if !s.lockOf(p, t) || y.min > y.ahead && !m.is(AheadLowersMinimum) {
+		return
+	}
+	y.min, y.sealed, y.sure = y.ahead, 0, unsealed
+}
+
+// applySeal mirrors recovery.sealLock.
+func applySeal(m *machine, s *state, t int) (ok bool) {
+	p, y := m.txns[t].primary, &s.txns[t]
+	if m.is(SealWithoutLock) {
+		s.cells[p].locks |= bit(t)
+	}
+	if !s.lockOf(p, t) || y.min >= y.seal && !m.is(SealLowersMinimum) {
+		return false
+	}
+	y.min, y.sealed = y.seal, 1
+	return true
 }
 
 // applyUndecided mirrors recovery.rollBackPrimary with store.Undecided: a marker at an empty

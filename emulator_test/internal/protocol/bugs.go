@@ -23,6 +23,10 @@ const (
 	HeartbeatWithoutLock       // the heartbeat does not require the lock that it writes
 	AbortLeavesUnanswered      // the abort leaves a row out though the answer to a prewrite of it is missing
 	HeartbeatLowersMinimum     // the heartbeat undoes a raised minimum
+	HeartbeatUndoesSeal        // the heartbeat undoes a seal
+	AheadLowersMinimum         // the heartbeat ahead of the readers does not require a lower minimum
+	SealLowersMinimum          // a seal does not require a lower minimum
+	SealWithoutLock            // a seal does not require the lock
 
 	// Resolvers.
 	RollBackWithoutMarker     // a primary lock is removed, and no marker is left
@@ -36,6 +40,7 @@ const (
 	ReadIgnoresLocks            // a read does not look for locks
 	ReadIgnoresUndecided        // a read ignores the lock of a transaction that has not committed
 	PassWithoutRaise            // a read passes a lock without raising its minimum
+	PassSealed                  // a read raises the minimum of a sealed lock
 	LatestIgnoresSecondaryLocks // a read of the latest state ignores every lock above it
 	LatestIgnoresOlderLocks     // a read of the latest state ignores undecided locks below it
 	ReadIgnoresSafePoint        // a read does not check the safe point
@@ -94,6 +99,10 @@ func (b Bug) String() string {
 		"heartbeat without lock",
 		"abort leaves unanswered",
 		"heartbeat lowers minimum",
+		"heartbeat undoes seal",
+		"ahead lowers minimum",
+		"seal lowers minimum",
+		"seal without lock",
 		"roll back without marker",
 		"roll back without lock",
 		"empty primary without marker",
@@ -103,6 +112,7 @@ func (b Bug) String() string {
 		"read ignores locks",
 		"read ignores undecided",
 		"pass without raise",
+		"pass sealed",
 		"latest ignores secondary locks",
 		"latest ignores older locks",
 		"read ignores safe point",

@@ -16,6 +16,9 @@ func violation(m *machine, s *state) string {
 		case y.phase == committed && y.commit != y.committed:
 			return fmt.Sprintf("T%d was acknowledged at %d and is committed at %d", t+1, y.commit, y.committed)
 		}
+		if y.sure == certain && s.lockOf(m.txns[t].primary, t) && y.min >= y.commit {
+			return fmt.Sprintf("starvation: a reader took the commit_ts of T%d away after its lock was sealed", t+1)
+		}
 		for row := range m.txns[t].rows {
 			if r := &y.rows[row]; y.phase == aborted && r.knows&untouched != 0 && s.duplicates == m.Duplicates && (r.sent&prewrites != 0 || s.lockOf(m.txns[t].rows[row][0], t)) {
 				return fmt.Sprintf("the abort of T%d has left out its row %d, which it may have locked", t+1, row)

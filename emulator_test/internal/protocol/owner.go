@@ -244,7 +244,13 @@ func primaryRequests(o *steps, t int) {
 	}
 	take(o, "T%d's commit arrives", t, 0, y.sent, y.applied, reqCommit, fields, func(n *state, first bool) { commit(n, first, y.commit) })
 	take(o, "T%d's commit at its former commit_ts arrives", t, 0, y.sent, y.applied, reqOldCommit, fields, func(n *state, first bool) { commit(n, first, y.oldCommit) })
+	take(o, "T%d's seal arrives", t, 0, y.sent, y.applied, reqSeal, fields, func(n *state, first bool) {
+		if applySeal(m, n, t) && first {
+			n.txns[t].sure = max(n.txns[t].sure, acked)
+		}
+	})
 	take(o, "T%d's heartbeat arrives", t, 0, y.sent, y.applied, reqHeartbeat, fields, func(n *state, _ bool) { applyHeartbeat(m, n, t) })
+	take(o, "T%d's heartbeat ahead of the readers arrives", t, 0, y.sent, y.applied, reqAhead, fields, func(n *state, _ bool) { applyAhead(m, n, t) })
 }
 
 // prewrite adds what an owner does while it prewrites (txn.prewriteCells, txn.inspect), and when
@@ -288,6 +294,12 @@ func prewrite(o *steps, t int) {
 	}
 	if m.Heartbeats && y.rows[0].status == rowLocked && (y.sent|y.applied)&reqHeartbeat == 0 {
 		o.add("T%d sends a heartbeat", t, 0, func(n *state) { n.txns[t].sent |= reqHeartbeat })
+	}
+	if m.Seal && y.ahead == 0 && y.min > 0 && y.sealed == 0 && s.lockOf(m.txns[t].primary, t) {
+		o.add("T%d sends a heartbeat ahead of the readers", t, 0, func(n *state) {
+			n.txns[t].ahead = max(n.clock, y.min) + 1
+			n.txns[t].sent |= reqAhead
+		})
 	}
 	if y.commit == 0 && (m.is(CommitTSBeforeLocks) || m.Bulk&bit(t) != 0 && !all && (acknowledged || m.is(BulkCommitTSTooEarly))) {
 		o.add("T%d takes its commit_ts", t, 0, func(n *state) {
@@ -472,7 +484,7 @@ func acknowledged(m *machine, n *state, t int) {
 // readBack mirrors recovery.PrimaryCommit.readBack, and what Run does with its result.
 func readBack(o *steps, t int) {
 	m, s := o.m, o.from
-	p := m.txns[t].primary
+	y, p := &s.txns[t], m.txns[t].primary
 	sure, perhaps := s.tooOldToWrite(m, t)
 	switch {
 	case s.cells[p].records[t] != 0:
@@ -499,12 +511,21 @@ func readBack(o *steps, t int) {
 			z.phase = commitSent
 			if (m.Pass && z.min >= z.commit || m.is(NewCommitTSAfterTimeout)) && z.oldCommit == 0 {
 				z.oldCommit = z.commit
-				n.clock++
+				n.clock = max(n.clock, z.min) + 1 // it waits for the oracle
 				z.commit = n.clock
 				z.sent, z.applied = moved(z.sent), moved(z.applied)
+				if z.sure == acked {
+					z.sure = certain
+				}
 			}
 			z.sent |= reqCommit
 		})
+		if m.Seal && y.seal == 0 {
+			o.add("T%d finds its primary lock and seals it", t, 0, func(n *state) {
+				n.txns[t].seal = n.clock + 1
+				n.txns[t].sent |= reqSeal
+			})
+		}
 	default:
 		o.add("T%d reads back nothing", t, 0, func(n *state) { n.txns[t].phase = undetermined })
 	}

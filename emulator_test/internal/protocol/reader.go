@@ -120,14 +120,11 @@ func resolveForRead(o *steps, r, t int) {
 	case m.Pass && lock && record == 0 && !marker:
 		if s.txns[t].min >= y.ts || m.is(PassWithoutRaise) {
 			ignore("reader %d passes the lock of T%d")
-		} else if s.txns[t].raises < maxRaises {
-			o.add("reader %d raises the minimum of T%d", r, t+1, func(n *state) {
-				n.txns[t].min = y.ts
-				n.txns[t].raises++
-			})
+		} else if s.txns[t].sealed == 0 || m.is(PassSealed) {
+			o.add("reader %d raises the minimum of T%d", r, t+1, func(n *state) { n.txns[t].min = y.ts })
+			if m.Seal {
+				o.add("reader %d raises the minimum of T%d ahead", r, t+1, func(n *state) { n.txns[t].min = y.ts + 1 })
+			}
 		}
 	}
 }
-
-// maxRaises mirrors recovery.maxRaises.
-const maxRaises = 1

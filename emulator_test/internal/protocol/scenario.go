@@ -58,6 +58,9 @@ type Scenario struct {
 	Wide bool
 	// Pass makes locks passable (Config.PassLocks).
 	Pass bool
+	// Seal lets readers raise the minimum ahead of them, and owners seal their locks, each once and at any
+	// time after it sent its commit.
+	Seal bool
 	// Heartbeats makes owners extend their primary locks.
 	Heartbeats bool
 	// Slow lets time pass between a resolver's reads of a lock and of its primary.

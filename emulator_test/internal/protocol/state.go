@@ -42,7 +42,10 @@ type txnState struct {
 	oldCommit     uint8 // the commit_ts before that, if a reader passed the lock
 	phase         uint8
 	committed     uint8 // the commit_ts at which it took effect; no client knows this
-	min, raises   uint8 // of the primary lock, as stored
+	min, sealed   uint8 // of the primary lock, as stored
+	seal          uint8 // the minimum of the seal that the owner has sent
+	ahead         uint8 // the minimum of the heartbeat ahead of the readers
+	sure          uint8 // what the owner may rely on because of its seal
 	sent, applied uint8 // requests about the primary: under way; applied at least once
 	known         uint8 // what some client remembers (recovery.OutcomeCache)
 	seen          uint8 // a resolver read a lock with this timestamp
@@ -128,6 +131,15 @@ const (
 	reqCommit uint8 = 1 << iota
 	reqOldCommit
 	reqHeartbeat
+	reqSeal
+	reqAhead
+)
+
+// What an owner may rely on because of its seal.
+const (
+	unsealed uint8 = iota
+	acked          // the seal was acknowledged
+	certain        // and then the owner took commit: no reader takes that away
 )
 
 // What some client remembers of a transaction.

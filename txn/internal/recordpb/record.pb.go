@@ -303,8 +303,8 @@ type Lock struct {
 	// begins with format_version and this field, in that order, because predicates compare the
 	// bytes.
 	MinCommit []byte `protobuf:"bytes,9,opt,name=min_commit,json=minCommit,proto3" json:"min_commit,omitempty"`
-	// How often readers raised min_commit.
-	Raises        uint32 `protobuf:"varint,10,opt,name=raises,proto3" json:"raises,omitempty"`
+	// Readers may not raise min_commit any more.
+	Sealed        bool `protobuf:"varint,10,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -402,11 +402,11 @@ func (x *Lock) GetMinCommit() []byte {
 	return nil
 }
 
-func (x *Lock) GetRaises() uint32 {
+func (x *Lock) GetSealed() bool {
 	if x != nil {
-		return x.Raises
+		return x.Sealed
 	}
-	return 0
+	return false
 }
 
 // Write is the value of a cell in the write family, at commit_ts.
@@ -2350,8 +2350,8 @@ const file_record_proto_rawDesc = "" +
 	"\x04hops\x18\b \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
 	"min_commit\x18\t \x01(\fR\tminCommit\x12\x16\n" +
-	"\x06raises\x18\n" +
-	" \x01(\rR\x06raises\"\xc3\x01\n" +
+	"\x06sealed\x18\n" +
+	" \x01(\bR\x06sealed\"\xc3\x01\n" +
 	"\x05Write\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.percolator.v1.KindR\x04kind\x12\x19\n" +

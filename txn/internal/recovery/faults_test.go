@@ -25,16 +25,15 @@ func TestResolveWithFaults(t *testing.T) {
 	unavailable, refused := status.Error(codes.Unavailable, ""), status.Error(codes.PermissionDenied, "")
 	kinds := map[string][]error{"unavailable": {unavailable}, "second unavailable": {nil, unavailable}, "refused": {refused}, "second refused": {nil, refused}, "lost": {errApplied}, "second lost": {nil, errApplied}}
 	primaries := map[string]func(w *world){
-		"expired":          func(w *world) { w.lock("p", short, false) },
-		"empty":            func(*world) {},
-		"committed":        func(w *world) { w.commit("p", format.KindPut, committedTS) },
-		"committed later":  func(w *world) { w.commit("p", format.KindPut, base+1250) },
-		"damaged":          func(w *world) { w.Set("a", "p", format.LockFamily, "f:q", startTS.Cell(), []byte{255}) },
-		"passable":         func(w *world) { w.lock("p", 30*time.Minute, true) },
-		"passed":           func(w *world) { w.passed(base + 1200) },
-		"passed below":     func(w *world) { w.passed(base + 1199) },
-		"raised too often": func(w *world) { w.raised(maxRaises) },
-		"raised often":     func(w *world) { w.raised(maxRaises - 1) },
+		"expired":         func(w *world) { w.lock("p", short, false) },
+		"empty":           func(*world) {},
+		"committed":       func(w *world) { w.commit("p", format.KindPut, committedTS) },
+		"committed later": func(w *world) { w.commit("p", format.KindPut, base+1250) },
+		"damaged":         func(w *world) { w.Set("a", "p", format.LockFamily, "f:q", startTS.Cell(), []byte{255}) },
+		"passable":        func(w *world) { w.lock("p", 30*time.Minute, true) },
+		"passed":          func(w *world) { w.passed(base + 1200) },
+		"passed below":    func(w *world) { w.passed(base + 1199) },
+		"sealed":          func(w *world) { w.sealed(base + 1199) },
 	}
 	callers := map[string]func(w *world, l *format.Lock) string{
 		"writer": func(w *world, l *format.Lock) string {
@@ -82,10 +81,10 @@ func TestResolveWithFaults(t *testing.T) {
 	}
 }
 
-// raised stores a primary lock that readers have raised so often.
-func (w *world) raised(n int) {
+// sealed stores a primary lock that readers may not raise any more.
+func (w *world) sealed(minCommit tso.Timestamp) {
 	l := w.lock("p", 30*time.Minute, true)
-	l.Raises = n
+	l.MinCommitTS, l.Sealed = minCommit, true
 	w.Set("a", "p", format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(l))
 }
 
@@ -101,9 +100,9 @@ func TestPassLock(t *testing.T) {
 		"off":               {off: true},
 		"not passable":      {edit: func(l *format.Lock) { l.Passable = false }},
 		"at the read":       {edit: func(l *format.Lock) { l.MinCommitTS = base + 1200 }, want: true},
-		"above the read":    {edit: func(l *format.Lock) { l.MinCommitTS, l.Raises = base+1201, maxRaises }, want: true},
+		"above the read":    {edit: func(l *format.Lock) { l.MinCommitTS, l.Sealed = base+1201, true }, want: true},
 		"below the read":    {edit: func(l *format.Lock) { l.MinCommitTS = base + 1199 }, requests: 1}, // another one is stored
-		"raised too often":  {edit: func(l *format.Lock) { l.Raises = maxRaises }},
+		"sealed":            {edit: func(l *format.Lock) { l.Sealed = true }},
 		"of a lost table":   {edit: func(l *format.Lock) { l.Cell.Table = "none" }},
 		"changed since":     {edit: func(l *format.Lock) { l.Record += "x" }, requests: 1},
 		"of another client": {edit: func(l *format.Lock) { l.StartTS++ }, requests: 1},
@@ -133,6 +132,29 @@ func TestPassLock(t *testing.T) {
 			t.Error("passed a lock without an answer")
 		}
 	})
+}
+
+// TestSealLock: a seal never lowers the minimum, and restores no lock.
+func TestSealLock(t *testing.T) {
+	for name, tt := range map[string]struct {
+		setup func(*world)
+		want  string
+	}{
+		"below": {func(w *world) { w.passed(base + 1199) }, "true p(f:q@100 lock@100 min 1200 sealed)"},
+		"at":    {func(w *world) { w.passed(base + 1200) }, "false p(f:q@100 lock@100 min 1200)"},
+		"above": {func(w *world) { w.passed(base + 1201) }, "false p(f:q@100 lock@100 min 1201)"},
+		"gone":  {func(w *world) { w.rollback("p") }, "false p(mark@100)"},
+	} {
+		newWorld(t, Config{TokenTTL: -1, PassLocks: true}, 0, func(w *world) {
+			tt.setup(w)
+			l := &format.Lock{Cell: cell("p"), Primary: cell("p"), StartTS: startTS, Kind: format.KindPut, TTL: time.Minute, Passable: true}
+			sealed, err := sealLock(w.Context(), w.table, l, base+1200)
+			w.Must(err)
+			if got := fmt.Sprint(sealed, " ", w.Cells("a", base)); got != tt.want {
+				t.Errorf("%s: %s, want %s", name, got, tt.want)
+			}
+		})
+	}
 }
 
 // TestResolveOthers: a prewrite resolves the locks that it found. It conflicts with an older

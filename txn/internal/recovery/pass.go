@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -19,18 +20,47 @@ import (
 //     the lock with a minimum below C. However late the commit arrives, it finds the raised
 //     minimum or no lock, and fails.
 //   - The minimum only grows as long as the lock exists. A raise requires the same record
-//     that the reader read. A heartbeat requires the minimum that it writes again. A
-//     duplicate of the prewrite finds the lock and fails.
+//     that the reader read. A heartbeat requires the minimum that it writes again. A seal
+//     requires one below its own. A duplicate of the prewrite finds the lock and fails.
 //   - The reader continues only after Bigtable acknowledged the raise, or if it read that
 //     the minimum was R or above.
 //
 // If the owner reads its lock with a minimum of C or above, its commit at C has not taken
 // effect and never will. So the owner may take a new commit_ts. This is the only case in
 // which it may (hazard 5). docs/design/2026-11-20-min-commit-ts.md has all cases.
+//
+// A raise costs the owner nothing before it has asked for its commit_ts. So readers may raise
+// as often as they like, until the owner seals the lock (PrimaryCommit.takeNewCommitTS). Then
+// readers above the minimum wait. A raise goes beyond the read's timestamp, so that the next
+// readers pass without a write: by a tenth of the transaction's age, and at most maxAhead
+// (docs/design/2026-11-22-passing-large-commits.md).
 
-// maxRaises is how often readers may raise the minimum of one lock; after that, they wait.
-// Otherwise readers of a popular cell could keep its writer from ever committing.
-const maxRaises = 4
+const (
+	aheadPart = 10
+	maxAhead  = 100_000 // µs
+)
+
+// ahead returns how far a raise goes beyond the timestamp of the read.
+func ahead(age tso.Timestamp) tso.Timestamp {
+	return max(0, min(age/aheadPart, maxAhead))
+}
+
+// SlowOwner is how long two requests take of an owner that goes ahead of the readers as soon as
+// one of them has come first. A faster owner tries once more before it does.
+const SlowOwner = 20 * time.Millisecond
+
+// AheadOfReaders returns how far the owner's next write of its lock goes beyond the minimum
+// that it has read, so that it comes before the raises of readers. took is how long its last
+// two requests took. failed says how many such writes came too late.
+func AheadOfReaders(took time.Duration, failed int) tso.Timestamp {
+	return maxAhead + margin(took, failed)
+}
+
+// margin is how far readers get while the owner sends a request, in µs, and twice as much for
+// each such request that came too late.
+func margin(took time.Duration, failed int) tso.Timestamp {
+	return tso.Timestamp((min(max(took, time.Millisecond), time.Second) << min(failed, 4)).Microseconds())
+}
 
 // LockWithMin matches the primary lock of startTS if its minimum commit_ts is in [from,
 // below).
@@ -54,7 +84,7 @@ func passLock(ctx context.Context, r *Resolver, l *format.Lock, ts tso.Timestamp
 		return false
 	case l.MinCommitTS >= ts:
 		return true
-	case l.Raises >= maxRaises:
+	case l.Sealed:
 		return false
 	}
 	t, err := r.Table(ctx, l.Cell.Table)
@@ -62,8 +92,7 @@ func passLock(ctx context.Context, r *Resolver, l *format.Lock, ts tso.Timestamp
 		return false
 	}
 	raised := *l
-	raised.MinCommitTS = ts
-	raised.Raises++
+	raised.MinCommitTS = ts + ahead(ts-l.StartTS)
 	col := l.Cell.Column()
 	m := bigtable.NewMutation()
 	m.Set(format.LockFamily, col.Key(), l.StartTS.Cell(), format.EncodeLock(&raised))
@@ -74,4 +103,17 @@ func passLock(ctx context.Context, r *Resolver, l *format.Lock, ts tso.Timestamp
 	// After an error, the caller reads the lock again and sees whether the raise was
 	// applied.
 	return applied && err == nil
+}
+
+// sealLock raises the minimum of the owner's primary lock l to minCommit and ends the raises of
+// readers, if the stored minimum is below that. It does not require the record that the owner
+// read: readers could change that each time. So it may undo an extension by a heartbeat; the
+// next one comes before the lock expires.
+func sealLock(ctx context.Context, t *store.Table, l *format.Lock, minCommit tso.Timestamp) (sealed bool, err error) {
+	s := *l
+	s.MinCommitTS, s.Sealed = minCommit, true
+	col := l.Cell.Column()
+	m := bigtable.NewMutation()
+	m.Set(format.LockFamily, col.Key(), l.StartTS.Cell(), format.EncodeLock(&s))
+	return t.CheckAndMutate(ctx, l.Cell.Row, LockWithMin(col, l.StartTS, 0, minCommit), m, nil)
 }

@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"errors"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -27,6 +28,10 @@ type PrimaryCommit struct {
 	CommitAt func(context.Context, tso.Timestamp) (*bigtable.Mutation, error)
 	// lock is the primary lock as readBack read it last.
 	lock *format.Lock
+	// lost is how often readers have taken the commit_ts away, seals how often the owner has
+	// tried to seal the lock, and looked when it began to read the lock.
+	lost, seals int
+	looked      time.Time
 }
 
 // Run commits the primary.
@@ -66,15 +71,21 @@ func (p *PrimaryCommit) Run(ctx context.Context) error {
 		}
 		if ctx.Err() == nil {
 			var done bool
+			p.looked = time.Now()
 			if done, err = p.readBack(ctx); done {
 				return err
 			}
 			switch {
 			case err == nil && p.ruledOut(p.lock):
-				if err := p.takeNewCommitTS(ctx, p.lock); err != nil {
+				taken, err := p.takeNewCommitTS(ctx, p.lock)
+				switch {
+				case taken:
+					continue
+				case err != nil && !store.Transient(err):
 					return p.undetermined(err)
+				case err != nil:
+					last = err
 				}
-				continue
 			case err == nil && refused:
 				return p.undetermined(last)
 			case err == nil:
@@ -169,24 +180,49 @@ func (p *PrimaryCommit) ruledOut(l *format.Lock) bool {
 
 // takeNewCommitTS takes a new commit_ts after the old one was ruled out. It repeats what a
 // commit must do between its commit_ts and the commit of the primary.
-func (p *PrimaryCommit) takeNewCommitTS(ctx context.Context, l *format.Lock) error {
+//
+// Readers could take each commit_ts away. So the owner seals the lock first if this is the
+// second time, if it has to wait for the oracle anyway, or if it is so slow that readers
+// would probably come first again. taken is false if the seal was not acknowledged: Run reads
+// the lock again.
+func (p *PrimaryCommit) takeNewCommitTS(ctx context.Context, l *format.Lock) (taken bool, err error) {
 	if p.CommitAt == nil {
-		return errLockPassed
+		return false, errLockPassed
 	}
 	ts, _, err := p.Resolver.Clock.CommitTimestamp(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if ts <= l.MinCommitTS {
-		return format.Corruptf(p.Primary, "readers have raised the minimum commit_ts to %d, which is not below the oracle's newest timestamp, %d", l.MinCommitTS, ts)
+	answered, above := time.Now(), l.MinCommitTS
+	if above-ts > maxWaitForMin {
+		return false, format.Corruptf(p.Primary, "readers have raised the minimum commit_ts to %d, which is far above the oracle's newest timestamp, %d", above, ts)
+	}
+	if p.lost++; !l.Sealed && (p.lost > 1 || above >= ts || time.Since(p.looked) >= SlowOwner) {
+		above = max(above, ts+ahead(ts-p.StartTS)) + margin(time.Since(p.looked), p.seals)
+		p.seals++
+		if sealed, err := sealLock(ctx, p.Table, l, above); err != nil || !sealed {
+			return false, err
+		}
+	}
+	for ts <= above {
+		if err := store.Sleep(ctx, time.Duration(above-ts+1)*time.Microsecond-time.Since(answered)); err != nil {
+			return false, store.Ended(ctx, "percolator: waiting for a commit_ts above the readers that passed the lock", nil)
+		}
+		if ts, _, err = p.Resolver.Clock.CommitTimestamp(ctx); err != nil {
+			return false, err
+		}
+		answered = time.Now()
 	}
 	if err := p.Resolver.SafePoint.CheckWrite(ctx, p.StartTS); err != nil {
-		return err
+		return false, err
 	}
 	m, err := p.CommitAt(ctx, ts)
 	if err != nil {
-		return err
+		return false, err
 	}
 	p.CommitTS, p.Mutation = ts, m
-	return nil
+	return true, nil
 }
+
+// maxWaitForMin, in µs, is far above what raises and seals lead to.
+const maxWaitForMin = tso.Timestamp(60_000_000)

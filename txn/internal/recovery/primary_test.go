@@ -155,7 +155,7 @@ func TestSettledClaims(t *testing.T) {
 // passed stores a primary lock whose minimum a reader has raised.
 func (w *world) passed(minCommit tso.Timestamp) {
 	l := w.lock("p", 30*time.Minute, true)
-	l.MinCommitTS, l.Raises = minCommit, 1
+	l.MinCommitTS = minCommit
 	w.Set("a", "p", format.LockFamily, "f:q", startTS.Cell(), format.EncodeLock(l))
 }
 

@@ -136,7 +136,10 @@ func (w *World) Cells(table string, base tso.Timestamp) string {
 					at = fmt.Sprint(ts - base)
 				}
 				if l, err := format.DecodeLock(format.Cell{Table: table, Row: r.Key(), Family: "f", Qualifier: "q"}, ts, it.Value); family == format.LockFamily && err == nil && l.MinCommitTS > ts {
-					at += fmt.Sprintf(" min %d raised %d", l.MinCommitTS-base, l.Raises)
+					at += fmt.Sprintf(" min %d", l.MinCommitTS-base)
+					if l.Sealed {
+						at += " sealed"
+					}
 				}
 				row = append(row, fmt.Sprintf("%s@%s", strings.TrimSuffix(strings.TrimPrefix(it.Column, "_"), ":f:q"), at))
 			}
