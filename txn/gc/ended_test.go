@@ -469,7 +469,7 @@ func TestStatusOfRecords(t *testing.T) {
 		at := func(d time.Duration) int64 { return int64(now) + d.Microseconds() }
 		run := &recordpb.GarbageRun{FormatVersion: format.Version, Owner: "you", Phase: recordpb.GarbageRun_PHASE_LOCKS, SafePoint: 7, StartedTs: 8,
 			Parts:      []*recordpb.GarbageRun_Part{{Id: 1, Owner: "you", Table: "a", Row: []byte("m")}, {Id: 2, Owner: "you", Table: "b"}, {Id: 3}},
-			Collectors: []*recordpb.GarbageRun_Collector{{Owner: "gone", ExpiresTs: at(0)}, {Owner: "you", ExpiresTs: at(time.Minute)}}}
+			Collectors: []*recordpb.GarbageRun_Collector{{Owner: "gone", ExpiresTs: at(0)}, {Owner: "you", ExpiresTs: at(time.Minute), Scans: 5}}}
 		putRecord(t, env, store.GCRowKey, "run", run)
 		for name, w := range map[string]*recordpb.WorkerToken{
 			"a": {FormatVersion: format.Version, OldestTs: 20, ExpiresTs: at(time.Minute), Host: "host", Pid: 3}, "b": {FormatVersion: format.Version, OldestTs: 10, ExpiresTs: at(time.Minute)},
@@ -479,7 +479,7 @@ func TestStatusOfRecords(t *testing.T) {
 		}
 		s := readStatus(t, env)
 		want := gc.Status{Now: s.Now,
-			Run:   gc.RunStatus{Phase: gc.PhaseLocks, SafePoint: 7, StartedTS: 8, Owner: "you", Parts: 3, Collectors: []gc.Collector{{Owner: "you", Parts: 2, Table: "a", Row: "m"}}},
+			Run:   gc.RunStatus{Phase: gc.PhaseLocks, SafePoint: 7, StartedTS: 8, Owner: "you", Parts: 3, Collectors: []gc.Collector{{Owner: "you", Parts: 2, Table: "a", Row: "m", Scans: 5}}},
 			Holds: []gc.Hold{{Owner: "b", OldestTS: 10, ExpiresTS: tso.Timestamp(at(time.Minute))}, {Owner: "a", Host: "host", PID: 3, OldestTS: 20, ExpiresTS: tso.Timestamp(at(time.Minute))}}}
 		if d := cmp.Diff(want, *s); d != "" {
 			t.Errorf("(-want +got):\n%s", d)

@@ -61,7 +61,7 @@ func (l *lockResolver) part(ctx context.Context, tables []*store.Table, w *work)
 			r.mu.Lock()
 			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: t.Name, Total: r.report.Total})
 			r.mu.Unlock()
-			if err := l.resolvePart(ctx, t.Name, rows.Request(false), live); err != nil {
+			if err := l.resolvePart(ctx, t, rows, live); err != nil {
 				return err
 			}
 		}
@@ -86,22 +86,35 @@ func (l *lockResolver) part(ctx context.Context, tables []*store.Table, w *work)
 	}
 }
 
-func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtable.RowSet, blocked *BlockedError) error {
+func (l *lockResolver) resolvePart(ctx context.Context, t *store.Table, rest store.RowSet, blocked *BlockedError) error {
 	r := l.run
-	filter := func(*store.Table) bigtable.Filter {
-		return store.Interleave(store.Chain(store.WholeFamily(format.LockFamily), store.UpTo(r.report.SafePoint)))
-	}
-	return r.client.Pages(ctx, name, part, filter, func(t *store.Table, page []bigtable.Row) (bool, error) {
+	var pieces store.Pieces
+	brake := brake{pacer: r.scans}
+	filter := store.Interleave(store.Chain(store.WholeFamily(format.LockFamily), store.UpTo(r.report.SafePoint)))
+	for !rest.Empty() {
+		var page []bigtable.Row
+		bytes := 0
+		err := brake.scan(ctx, t, rest, func() (err error) {
+			rest, err = t.ReadPage(ctx, &pieces, rest, store.MaxPageRows, filter, func(raw bigtable.Row) bool {
+				page = append(page, raw)
+				bytes += store.RowBytes(raw)
+				return bytes < store.MaxPageBytes
+			})
+			return err
+		})
+		if err != nil {
+			return err
+		}
 		var locks []*format.Lock
 		for _, raw := range page {
 			for _, item := range raw[format.LockFamily] {
 				_, cell, err := format.MetadataCell(t.Name, raw.Key(), item)
 				if err != nil {
-					return false, err
+					return err
 				}
 				lock, err := format.DecodeLock(cell, tso.FromCell(item.Timestamp), item.Value)
 				if err != nil {
-					return false, err
+					return err
 				}
 				locks = append(locks, lock)
 			}
@@ -110,7 +123,7 @@ func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtab
 		// has expired, so that the first one goes unnoticed.
 		now, err := l.now(ctx, len(locks))
 		if err != nil {
-			return false, err
+			return err
 		}
 		g, gctx := errgroup.WithContext(ctx)
 		g.SetLimit(r.client.Store.Config.Parallelism)
@@ -131,11 +144,14 @@ func (l *lockResolver) resolvePart(ctx context.Context, name string, part bigtab
 		err = g.Wait()
 		if len(page) > 0 {
 			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: name, Row: page[len(page)-1].Key(), Total: r.report.Total})
+			r.cfg.Progress(Progress{Phase: PhaseLocks, Table: t.Name, Row: page[len(page)-1].Key(), Total: r.report.Total})
+			r.mu.Unlock()
 		}
-		return true, err
-	})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // now returns the oracle's time, at which so many locks are judged.

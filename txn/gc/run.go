@@ -49,6 +49,7 @@ type run struct {
 	owner   string
 	limiter *rate.Limiter
 	pacer   *pace.Pacer // of writes
+	scans   *pace.Pacer // of scans in a run that reads every row; nil: one at a time
 	measure metrics
 	page    int // rows of a page
 	streams int // parts of a table that are read at a time
@@ -83,7 +84,7 @@ func newRun(c *recovery.Resolver, cfg Config) (*run, error) {
 
 // setStreams sets how much this collector reads at a time, in a run with a rate.
 func (r *run) setStreams(all float64) {
-	r.page, r.streams, r.limiter = pageRows, maxStreams, rate.NewLimiter(rate.Inf, 0)
+	r.page, r.streams, r.limiter, r.scans = pageRows, maxStreams, rate.NewLimiter(rate.Inf, 0), nil
 	if r.cfg.Rate > 0 {
 		all = min(cmp.Or(all, r.cfg.Rate), r.cfg.Rate)
 	}
@@ -91,6 +92,9 @@ func (r *run) setStreams(all float64) {
 		r.page = max(1, min(pageRows, int(all)))
 		r.streams = int(min(maxStreams, 1+all/rowsPerStream))
 		r.limiter = rate.NewLimiter(rate.Limit(all), r.page)
+	}
+	if r.streams > 1 {
+		r.scans = pace.Scans(r.streams)
 	}
 }
 
@@ -292,19 +296,22 @@ func (r *run) add(ctx context.Context, table string, done Counts) {
 // may be empty, and with what is left after it.
 func (r *run) pages(ctx context.Context, t *store.Table, rest store.RowSet, families []string, do func([]bigtable.Row, store.RowSet) error) error {
 	var pieces store.Pieces
+	brake := brake{pacer: r.scans}
 	filter := r.rules.filter(families, nil)
 	for !rest.Empty() {
 		var page []bigtable.Row
 		var left store.RowSet
 		var bytes int
 		err := r.retry(ctx, func() (err error) {
-			page, bytes = nil, 0
-			left, err = t.ReadPage(ctx, &pieces, rest, r.page, filter, func(raw bigtable.Row) bool {
-				page = append(page, raw)
-				bytes += store.RowBytes(raw)
-				return bytes < store.MaxPageBytes
+			return brake.scan(ctx, t, rest, func() error {
+				page, bytes = nil, 0
+				left, err = t.ReadPage(ctx, &pieces, rest, r.page, filter, func(raw bigtable.Row) bool {
+					page = append(page, raw)
+					bytes += store.RowBytes(raw)
+					return bytes < store.MaxPageBytes
+				})
+				return err
 			})
-			return err
 		})
 		switch {
 		case !store.RowTooLarge(err):

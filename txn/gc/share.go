@@ -252,7 +252,11 @@ func (s *share) distribute(g *recordpb.GarbageRun, now tso.Timestamp, leaving bo
 	rejoins = !live[s.owner]
 	live[s.owner] = false // what it works on gets its name again
 	if !leaving {
-		g.Collectors = append(g.Collectors, &recordpb.GarbageRun_Collector{Owner: s.owner, ExpiresTs: int64(now) + gctime.LeaseTTL().Microseconds()})
+		c := &recordpb.GarbageRun_Collector{Owner: s.owner, ExpiresTs: int64(now) + gctime.LeaseTTL().Microseconds()}
+		if s.scans != nil && s.phase != recordpb.GarbageRun_PHASE_CHANGES {
+			c.Scans = uint32(s.scans.Limit())
+		}
+		g.Collectors = append(g.Collectors, c)
 	}
 	g.Parts = slices.DeleteFunc(g.Parts, func(p *recordpb.GarbageRun_Part) bool {
 		i := slices.IndexFunc(s.works, func(w *work) bool { return w.part.Id == p.Id })

@@ -66,6 +66,9 @@ type Collector struct {
 	Parts int    `json:"parts"` // parts that it works on
 	Table string `json:"table"` // table in which the first of them continues
 	Row   string `json:"row"`   // row from which it continues
+	// Scans is how many tablets it may scan at a time now without slowing down small reads, 1 to 16;
+	// 0: it does not measure that, because it scans one, or follows changes.
+	Scans int `json:"scans"`
 }
 
 // ReadStatus reads the state of garbage collection from the metadata table. It
@@ -106,7 +109,7 @@ func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
 		if tso.Timestamp(c.ExpiresTs) <= s.Now {
 			continue
 		}
-		k := Collector{Owner: c.Owner}
+		k := Collector{Owner: c.Owner, Scans: int(c.Scans)}
 		for _, p := range run.Parts {
 			if p.Owner == c.Owner {
 				if k.Parts++; k.Parts == 1 {

@@ -16,7 +16,8 @@
 // refuses requests, that client follows its advice (RetryInfo).
 //
 // Jobs, bulk loads, tables that leave and garbage collections use it. [Pacer.Begin] is for pieces of
-// which only a part is requests.
+// which only a part is requests. [Scans] is for scans: how long one takes depends on what it reads, so
+// small reads beside them are measured instead.
 package pace
 
 import (
@@ -28,25 +29,38 @@ import (
 	"time"
 )
 
-const (
-	// A Pacer adds pieces while they take less than quick times what they take alone, and
-	// takes pieces away when they take more than slow times that.
-	quick, slow = 1.75, 2
-	// less is what it leaves of them then. Half of them would leave servers idle, because average
-	// varies, the more so the more servers there are.
-	less = 3.0 / 4
-	// alone is how many pieces run one after the other before there are more.
-	alone = 4
-	// newest is the weight of the newest piece in averages. It is less if more than four run at a
-	// time, because the more servers there are, the more their times differ.
-	newest = 1.0 / 4
+// less is what a Pacer leaves of the pieces if they are slow. Half of them would leave servers idle,
+// because average varies, the more so the more servers there are.
+const less = 3.0 / 4
+
+// bounds are when a Pacer changes the number of pieces.
+type bounds struct {
+	// It adds pieces while they take less than quick times what they take alone, and takes pieces
+	// away when they take more than slow times that.
+	quick, slow float64
+	// alone is after how many measurements of one piece at a time there are more.
+	alone int
+	// newest is the weight of the newest measurement in averages. It is less if more pieces than 1/newest
+	// run at a time, because the more servers there are, the more their times differ.
+	newest float64
+	// more is how many pieces it adds after a measurement if the limit was never too high.
+	more float64
 	// worst bounds what one very slow piece counts.
-	worst = 8.0
+	worst float64
+}
+
+var (
+	ofPieces = bounds{1.75, 2, 4, 1.0 / 4, 1, 8}
+	// Most of the time of a read is its round trip, and the average is that of reads at all nodes. If it is a
+	// quarter longer, a part of the nodes has two scans or more, and others' requests wait there. Single
+	// reads differ more than pieces do, so more of them make an average.
+	ofScans = bounds{1.1, 1.25, 16, 1.0 / 32, 1.0 / 16, 3}
 )
 
 // A Pacer bounds how many pieces of batch work run at a time. Its methods may be called
 // concurrently.
 type Pacer struct {
+	bounds
 	most float64
 
 	mu      sync.Mutex
@@ -61,8 +75,15 @@ type Pacer struct {
 }
 
 // New returns a Pacer for at most so many pieces at a time.
-func New(most int) *Pacer {
-	return &Pacer{most: float64(max(most, 1)), limit: 1, doubles: true, average: 1}
+func New(most int) *Pacer { return newPacer(most, ofPieces) }
+
+// Scans returns a Pacer for at most so many scans at a time. The caller sends a small read beside
+// each of them now and then, and calls [Turn.Note]. Then the Pacer allows as many scans as let these reads
+// take 1.1 to 1.25 times as long as beside one scan.
+func Scans(most int) *Pacer { return newPacer(most, ofScans) }
+
+func newPacer(most int, b bounds) *Pacer {
+	return &Pacer{bounds: b, most: float64(max(most, 1)), limit: 1, doubles: true, average: 1}
 }
 
 // Do waits until a piece may run, and runs it: f sends the requests, and nothing else takes it
@@ -136,29 +157,53 @@ func (t Turn) End(size int, took time.Duration) {
 	p.admit()
 }
 
+// Note counts a small read that was sent at began beside the piece, and that has ended now. An error
+// counts as a very slow answer.
+func (t Turn) Note(began time.Time, err error) {
+	p := t.pacer
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	took, base := time.Since(began), &p.base[0]
+	if err != nil {
+		took = time.Duration(p.worst * float64(*base))
+	}
+	if took <= 0 || began.Before(p.changed) || p.running > int(p.limit) {
+		return // otherwise pieces that had begun before the limit became smaller would make it smaller still
+	}
+	p.note(base, took)
+	p.admit()
+}
+
+// Limit returns how many pieces may run at a time now.
+func (p *Pacer) Limit() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return int(p.limit)
+}
+
 // note changes the limit after a piece.
 func (p *Pacer) note(base *time.Duration, took time.Duration) {
 	if *base == 0 {
 		*base = took
 	}
-	p.average += (min(float64(took)/float64(*base), worst) - p.average) * min(newest, 1/p.limit)
+	p.average += (min(float64(took)/float64(*base), p.worst) - p.average) * min(p.newest, 1/p.limit)
 	p.counted++
 	switch {
 	case p.limit < 2:
-		*base += (took - *base) / time.Duration(min(p.counted, alone))
+		*base += (min(took, time.Duration(p.worst*float64(*base))) - *base) / time.Duration(min(p.counted, p.alone))
 	case p.average < 1:
 		// The service has become faster.
-		*base += time.Duration(float64(took-*base) * newest)
+		*base += time.Duration(float64(took-*base) * p.newest)
 	}
 	switch {
-	case p.average > slow && p.limit >= 2:
+	case p.average > p.slow && p.limit >= 2:
 		p.limit, p.doubles = max(p.limit*less, 1), false
-		p.average, p.counted, p.changed = quick, 0, time.Now()
-	case p.average < quick && p.counted >= alone:
+		p.average, p.counted, p.changed = p.quick, 0, time.Now()
+	case p.average < p.quick && p.counted >= p.alone:
 		if p.doubles {
-			p.limit++
+			p.limit += p.more
 		} else {
-			p.limit += 1 / p.limit
+			p.limit += p.more / p.limit
 		}
 		p.limit = min(p.limit, p.most)
 	}

@@ -157,6 +157,55 @@ func TestUncounted(t *testing.T) {
 	})
 }
 
+// TestScans: how many scans run depends on small reads beside them. Errors make it one, and never more.
+func TestScans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 16
+		p := pace.Scans(most)
+		// scans lets scans run, with a read beside each that takes so long if n run, and returns how many may.
+		scans := func(rounds int, read func(n int) (time.Duration, error)) int {
+			for range rounds {
+				n := p.Limit()
+				var all sync.WaitGroup
+				for range n {
+					turn, err := p.Begin(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					all.Go(func() {
+						began := time.Now()
+						took, err := read(n)
+						<-time.After(took)
+						turn.Note(began, err)
+						<-time.After(time.Second - took)
+						turn.End(0, 0)
+					})
+				}
+				all.Wait()
+			}
+			return p.Limit()
+		}
+		quick := func(int) (time.Duration, error) { return 10 * time.Millisecond, nil }
+		crowded := func(n int) (time.Duration, error) { return time.Duration(5+5*n) * time.Millisecond, nil }
+		failing := func(int) (time.Duration, error) { return time.Millisecond, errors.New("unavailable") }
+		if n := scans(20, failing); n != 1 {
+			t.Errorf("%d scans at a time before the first answer, want 1", n)
+		}
+		if n := scans(200, quick); n != most {
+			t.Errorf("%d scans at a time if nobody waits, want %d", n, most)
+		}
+		if n := scans(200, crowded); n > 2 {
+			t.Errorf("%d scans at a time if each makes reads slower, want 1 or 2", n)
+		}
+		if n := scans(700, quick); n != most {
+			t.Errorf("%d scans at a time if nobody waits any more, want %d", n, most)
+		}
+		if n := scans(100, failing); n != 1 {
+			t.Errorf("%d scans at a time if reads fail, want 1", n)
+		}
+	})
+}
+
 // TestDo: a piece that waits ends with its context, and one that fails gives its turn back.
 func TestDo(t *testing.T) {
 	p := pace.New(1)

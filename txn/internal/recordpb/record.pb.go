@@ -2214,7 +2214,9 @@ type GarbageRun_Collector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Owner string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Oracle time at which its parts are free, unless it has written again.
-	ExpiresTs     int64 `protobuf:"varint,2,opt,name=expires_ts,json=expiresTs,proto3" json:"expires_ts,omitempty"`
+	ExpiresTs int64 `protobuf:"varint,2,opt,name=expires_ts,json=expiresTs,proto3" json:"expires_ts,omitempty"`
+	// How many tablets it may scan at a time now without slowing down small reads; 0: it does not measure that.
+	Scans         uint32 `protobuf:"varint,3,opt,name=scans,proto3" json:"scans,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2259,6 +2261,13 @@ func (x *GarbageRun_Collector) GetOwner() string {
 func (x *GarbageRun_Collector) GetExpiresTs() int64 {
 	if x != nil {
 		return x.ExpiresTs
+	}
+	return 0
+}
+
+func (x *GarbageRun_Collector) GetScans() uint32 {
+	if x != nil {
+		return x.Scans
 	}
 	return 0
 }
@@ -2474,7 +2483,7 @@ const file_record_proto_rawDesc = "" +
 	"\x06tables\x18\x02 \x03(\v2 .percolator.v1.ChangedRows.TableR\x06tables\x1a/\n" +
 	"\x05Table\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04rows\x18\x02 \x03(\fR\x04rows\"\xcd\b\n" +
+	"\x04rows\x18\x02 \x03(\fR\x04rows\"\xe3\b\n" +
 	"\n" +
 	"GarbageRun\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
@@ -2510,11 +2519,12 @@ const file_record_proto_rawDesc = "" +
 	"\x03row\x18\x03 \x01(\fR\x03row\x12\x1b\n" +
 	"\tend_table\x18\x04 \x01(\tR\bendTable\x12\x17\n" +
 	"\aend_row\x18\x05 \x01(\fR\x06endRow\x12\x14\n" +
-	"\x05owner\x18\x06 \x01(\tR\x05owner\x1a@\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\x1aV\n" +
 	"\tCollector\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x1d\n" +
 	"\n" +
-	"expires_ts\x18\x02 \x01(\x03R\texpiresTs\x1aI\n" +
+	"expires_ts\x18\x02 \x01(\x03R\texpiresTs\x12\x14\n" +
+	"\x05scans\x18\x03 \x01(\rR\x05scans\x1aI\n" +
 	"\aSkipped\x12\x14\n" +
 	"\x05table\x18\x01 \x01(\tR\x05table\x12\x10\n" +
 	"\x03row\x18\x02 \x01(\fR\x03row\x12\x16\n" +

@@ -158,7 +158,11 @@ func (st *status) Facts() (facts [][2]string) {
 		add("left", cli.Count(int64(st.Run.Parts), "part"))
 	}
 	for _, c := range st.Run.Collectors {
-		add("collecting", cli.Line(fmt.Sprintf("%s: %s, at table %s, row %s", c.Owner, cli.Count(int64(c.Parts), "part"), c.Table, cli.Text([]byte(c.Row)))))
+		what := fmt.Sprintf("%s: %s, at table %s, row %s", c.Owner, cli.Count(int64(c.Parts), "part"), c.Table, cli.Text([]byte(c.Row)))
+		if c.Scans > 0 && c.Scans < c.Parts {
+			what += fmt.Sprintf("; %s at a time, so that other clients do not wait", cli.Count(int64(c.Scans), "scan"))
+		}
+		add("collecting", cli.Line(what))
 	}
 	for _, k := range st.Run.Skipped {
 		add("skipped", skipped(k))
