@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -53,12 +54,18 @@ func (c *Clock) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 // CommitTimestamp asks the oracle for a commit_ts, at which this client must not read yet, nor
 // call a state that of this timestamp: the commit belongs to it.
 // asked is a time before the request.
+//
+// While no server of the oracle answers, it asks again until ctx ends, as reads do while a tablet is
+// away: the oracle's only server does not answer while the tablet of its row is away.
 func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked time.Time, err error) {
 	c.store.Counters.Timestamps.Add(1)
 	c.store.SafePoint.Need()
 	began := time.Now()
 	sctx, span := c.store.Trace.Begin(ctx, "timestamp", "")
 	ts, err = c.Oracle.Timestamp(sctx)
+	if errors.Is(err, tso.ErrUnavailable) {
+		ts, began, err = c.askAgain(sctx, err)
+	}
 	span.EndWith(err)
 	c.store.Metrics.Timestamp(ctx, began, err)
 	if closed := c.store.CheckOpen(); closed != nil {
@@ -72,6 +79,24 @@ func (c *Clock) CommitTimestamp(ctx context.Context) (ts tso.Timestamp, asked ti
 	}
 	c.ahead.Store(int64(ts) - time.Since(c.created).Microseconds())
 	return ts, began, nil
+}
+
+// askAgain asks until a server answers. last says why none does.
+func (c *Clock) askAgain(ctx context.Context, last error) (ts tso.Timestamp, asked time.Time, err error) {
+	for pause := c.store.Config.Backoff.Start(); c.store.CheckOpen() == nil && pause.Wait(ctx, 0) == nil; last = err {
+		asked = time.Now()
+		ts, err = c.Oracle.Timestamp(ctx)
+		if ctx.Err() != nil && err != nil {
+			break
+		}
+		if !errors.Is(err, tso.ErrUnavailable) {
+			return ts, asked, err
+		}
+	}
+	if ctx.Err() != nil {
+		last = Ended(ctx, "waiting for a server", last)
+	}
+	return 0, asked, last
 }
 
 // Now estimates the oracle's time from the last answer, without a request. It may decide when
