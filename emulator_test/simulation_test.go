@@ -247,10 +247,29 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64, counts *tally)
 				t.Error(err)
 			}
 		}
+		if n := rec.withoutCommit(); n >= 4*simulatedSteps {
+			t.Errorf("%d transactions in a row failed: nobody makes progress", n)
+		}
 		rec.check(t, load.Level)
 		committed = int64(rec.total(history.OK))
 	})
 	return committed
+}
+
+// withoutCommit returns how many transactions failed in a row, without a commit between
+// them, at most.
+func (r *recorder) withoutCommit() (most int) {
+	n := 0
+	for _, rec := range r.records {
+		switch rec.Type {
+		case history.Fail:
+			n++
+			most = max(most, n)
+		case history.OK:
+			n = 0
+		}
+	}
+	return most
 }
 
 // TestSimulation makes short histories in virtual time, each from its own seed: go test
