@@ -328,3 +328,29 @@ func TestDeposed(t *testing.T) {
 		}
 	})
 }
+
+// TestOnlyServerAfterOutage: requests hang for ten leases. The only server answers until its lease has
+// ended, and again within a lease after the outage, in the same term.
+func TestOnlyServerAfterOutage(t *testing.T) {
+	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
+		c.Start("a", server.Config{})
+		synctest.Wait()
+		c.E.On(func(ctx context.Context, _ string, _ func() (any, error)) (any, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		tsotest.Advance(tsotest.Lease / 2)
+		if s := c.Status("a"); !s.Leading {
+			t.Errorf("after half a lease: %v", s)
+		}
+		tsotest.Advance(10 * tsotest.Lease)
+		if s := c.Status("a"); s.Leading {
+			t.Errorf("during the outage: %v", s)
+		}
+		c.E.On(nil)
+		tsotest.Advance(tsotest.Lease)
+		if s := c.Status("a"); !s.Leading || s.Terms != 1 {
+			t.Errorf("after the outage: %v", s)
+		}
+	})
+}
