@@ -243,7 +243,7 @@ func TestScansDelayRequests(t *testing.T) {
 				go func() { done <- scan(t.Context(), a, bigtable.PrefixRange(""), new(int))() }()
 			}
 			began := time.Now()
-			time.Sleep(50 * time.Millisecond)
+			<-time.After(50 * time.Millisecond)
 			var longest time.Duration
 			for range 100 {
 				longest = max(longest, timed(t, scan(t.Context(), a, bigtable.SingleRow("80"), new(int))))
@@ -310,7 +310,7 @@ func TestRemovedCells(t *testing.T) {
 			t.Fatal(err)
 		}
 		within(t, "a read after another removal", timed(t, read(gone)), 5*time.Millisecond+cost)
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		within(t, "a read after a compaction", timed(t, read(gone)), 5*time.Millisecond)
 		within(t, "a scan after it", timed(t, scan(t.Context(), a, row, new(int))), 5*time.Millisecond)
 	})
