@@ -15,6 +15,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/emulator_test/internal/combination"
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -29,26 +30,24 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-var operationNames = slices.Sorted(maps.Keys(comboOperations))
-
-// A combination is a history in which features meet. Table a has everything; b is another one, x has
+// A comboHistory is a history in which features meet. Table a has everything; b is another one, x has
 // the entries of indexes, p the progress of the job and idempotency records.
 //
 // In each of some phases, clients run sessions at the same time, beside collections, the job and the
 // creation of indexes. Between phases, when no transaction runs, an operator changes expiries, lets the
 // table leave and adopts it again, and hours may pass.
-type combination struct {
+type comboHistory struct {
 	t       *testing.T
 	ctx     context.Context
 	env     *txntest.Env
 	rnd     *rand.Rand // of the operator
 	seed    uint64
-	target  pair
-	on      map[string]bool // historyFeatures that this one has
+	plan    *combination.History
 	counts  *tally
-	met     *coverage
+	met     *combination.Coverage
 	oracle  tso.Oracle
 	clients []*txn.Client
+	late    []*comboOracle // of the clients
 	pages   []*paging.Pages
 	keys    []*idempotency.Keys
 	unique  *index.Indexes // index n of table a, entries in x/e
@@ -62,8 +61,8 @@ type combination struct {
 	indexes   []*index.Indexes // unique, and perhaps other
 
 	mu       sync.Mutex
-	acted    map[string]bool // historyFeatures that have happened
-	sessions []map[string]bool
+	acted    combination.Set   // what has happened beside sessions
+	sessions []combination.Set // what those of this phase have used
 	gens     []*generation
 	epochs   []epoch
 	ready    tso.Timestamp // when the unique index was ready; 0: it is not
@@ -80,95 +79,90 @@ type comboJob struct {
 	tries        map[tso.Timestamp][]string // rows by start_ts of the transactions of a run
 }
 
-func newCombination(t *testing.T, seed uint64, target pair, counts *tally, met *coverage) *combination {
-	h := &combination{
-		t: t, seed: seed, target: target, rnd: rand.New(rand.NewPCG(seed, 0)), counts: counts, met: met,
-		on: map[string]bool{}, acted: map[string]bool{}, outcomes: map[string][]idempotency.Outcome{},
-		gens: []*generation{{}},
+func newCombination(t *testing.T, seed uint64, plan *combination.History, counts *tally, met *combination.Coverage) *comboHistory {
+	return &comboHistory{
+		t: t, seed: seed, plan: plan, rnd: rand.New(rand.NewPCG(seed, 0)), counts: counts, met: met,
+		outcomes: map[string][]idempotency.Outcome{}, gens: []*generation{{}},
 	}
-	for _, f := range historyFeatures {
-		h.on[f] = slices.Contains(target[:], f) || h.rnd.IntN(3) == 0
-	}
-	return h
 }
 
-func (h *combination) must(err error) {
+func (h *comboHistory) must(err error) {
 	if err != nil {
 		h.t.Helper()
 		h.t.Fatal(err)
 	}
 }
 
-func (h *combination) check(f func(*comboModel) error) {
+func (h *comboHistory) check(f func(*comboModel) error) {
 	g := h.generation()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g.checks = append(g.checks, f)
 }
 
-func (h *combination) generation() *generation {
+func (h *comboHistory) generation() *generation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.gens[len(h.gens)-1]
 }
 
-func (h *combination) commit(x *comboTxn) {
+func (h *comboHistory) commit(x *comboTxn) {
 	g := h.generation()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g.commits = append(g.commits, x)
 }
 
-func (h *combination) epochNow() int {
+func (h *comboHistory) epochNow() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.epochs) - 1
 }
 
-func (h *combination) indexReady() tso.Timestamp {
+func (h *comboHistory) indexReady() tso.Timestamp {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ready
 }
 
-func (h *combination) value() string {
+func (h *comboHistory) value() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.values++
 	return fmt.Sprint("v", h.values)
 }
 
-func (h *combination) keep(s *txn.Snapshot) {
+func (h *comboHistory) keep(s *txn.Snapshot) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.kept = append(h.kept, s)
 }
 
-func (h *combination) outcome(id string, o idempotency.Outcome) {
+func (h *comboHistory) outcome(id string, o idempotency.Outcome) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.outcomes[id] = append(h.outcomes[id], o)
 }
 
-func (h *combination) sessionEnded(used map[string]bool) {
+func (h *comboHistory) sessionEnded(used combination.Set) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.sessions = append(h.sessions, used)
 }
 
-func (h *combination) act(feature string) {
+func (h *comboHistory) act(feature string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.acted[feature] = true
+	h.acted |= combination.Of(feature)
 }
 
-func (h *combination) now() tso.Timestamp {
+func (h *comboHistory) now() tso.Timestamp {
 	ts, err := h.oracle.Timestamp(h.ctx)
 	h.must(err)
 	return ts
 }
 
-func (h *combination) age(ts tso.Timestamp) time.Duration {
+func (h *comboHistory) age(ts tso.Timestamp) time.Duration {
 	return time.Duration(h.now()-ts) * time.Microsecond
 }
 
@@ -189,16 +183,15 @@ func (m *comboModel) moments(table, row string, from, to tso.Timestamp, in int) 
 	return all
 }
 
-func (h *combination) run() {
+func (h *comboHistory) run() {
 	ctx, cancel := context.WithTimeout(h.t.Context(), 1000*time.Hour)
 	defer cancel()
 	h.ctx = ctx
 	h.setUp()
-	phases := 4
-	for p := range phases {
-		h.phase(p)
-		if p < phases-1 && !h.t.Failed() {
-			h.between()
+	for p := range combination.Phases {
+		if !h.t.Failed() {
+			h.between(h.plan.Between[p])
+			h.phase(p)
 		}
 	}
 	if !h.t.Failed() {
@@ -209,18 +202,18 @@ func (h *combination) run() {
 
 var expiryChoices = []time.Duration{20 * time.Second, 20 * time.Second, 5 * time.Minute, time.Hour}
 
-func (h *combination) setUp() {
+func (h *comboHistory) setUp() {
 	local := tso.NewLocal(tso.LocalConfig{})
 	h.oracle = local
 	h.env = txntest.New(h.t, txntest.WithoutTransport(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
 	lasts := map[string]time.Duration{}
 	expiry := expiryChoices[h.rnd.IntN(len(expiryChoices))]
-	if h.on["adopted"] {
+	if h.plan.On.Has("adopted") {
 		h.must(h.env.Admin.CreateTable(h.ctx, "a"))
 		for _, f := range []string{"f", "g", "z"} {
 			h.must(h.env.Admin.CreateColumnFamily(h.ctx, "a", f))
 		}
-		if h.on["expiry"] {
+		if h.plan.On.Has("expiry") {
 			h.must(h.env.Admin.SetGCPolicy(h.ctx, "a", "f", bigtable.MaxAgePolicy(expiry)))
 			lasts["a/f"] = expiry
 		}
@@ -232,18 +225,18 @@ func (h *combination) setUp() {
 		}
 		h.act("adopted")
 	} else {
-		h.env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f", "g", "z"}, Observed: []txn.Column{observedColumn}, BulkPrewrite: h.on["bulk prewrite"]})
+		h.env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f", "g", "z"}, Observed: []txn.Column{observedColumn}, BulkPrewrite: h.plan.On.Has("bulk prewrite")})
 	}
 	h.env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}})
 	h.env.InitTable(admin.TableSpec{Name: "x", Families: []string{"e", "e2"}})
 	h.env.InitTable(admin.TableSpec{Name: "p", Families: []string{"job", "id"}})
-	if h.on["adopted"] {
+	if h.plan.On.Has("adopted") {
 		h.adopt(0, 0)
-	} else if h.on["expiry"] {
+	} else if h.plan.On.Has("expiry") {
 		h.must(admin.SetExpiry(h.ctx, h.env.Client, "a", "f", expiry))
 		lasts["a/f"] = expiry
 	}
-	if h.on["expiry"] {
+	if h.plan.On.Has("expiry") {
 		h.act("expiry")
 		if h.rnd.IntN(2) == 0 { // of the job's progress
 			h.must(admin.SetExpiry(h.ctx, h.env.Client, "p", "job", expiry))
@@ -258,16 +251,18 @@ func (h *combination) setUp() {
 	if h.indexes = []*index.Indexes{h.unique}; h.rnd.IntN(2) == 0 {
 		h.indexes = append(h.indexes, h.other)
 	}
-	if h.on["bulk prewrite"] {
+	if h.plan.On.Has("bulk prewrite") {
 		h.act("bulk prewrite")
 	}
-	if h.on["PassLocks"] {
+	if h.plan.On.Has("PassLocks") {
 		h.act("PassLocks")
 	}
-	for i := range 3 {
+	for i := range combination.Clients {
 		d := workload.NewDelays(h.seed, uint64(i), 12, 3*time.Second)
-		cfg := txn.Config{Oracle: d.Oracle(local), TokenTTL: -1, PassLocks: h.on["PassLocks"], SyncSecondaries: h.rnd.IntN(3) == 0, BatchReads: h.rnd.IntN(2)}
-		if h.on["collection of changes"] && i == 0 {
+		late := &comboOracle{Oracle: d.Oracle(local)}
+		h.late = append(h.late, late)
+		cfg := txn.Config{Oracle: late, TokenTTL: -1, PassLocks: h.plan.On.Has("PassLocks"), SyncSecondaries: h.rnd.IntN(3) == 0, BatchReads: h.rnd.IntN(2)}
+		if h.plan.On.Has("collection of changes") && i == 0 {
 			cfg.TokenTTL = time.Minute
 		}
 		c := h.env.NewClient(cfg, d.DialOptions()...)
@@ -283,13 +278,13 @@ func (h *combination) setUp() {
 	<-time.After(61 * time.Second)
 }
 
-func (h *combination) register() {
+func (h *comboHistory) register() {
 	h.must(changes.RegisterObserver(h.ctx, h.env.Client, "a", observedColumn, "observer", false))
 	h.observing = true
 }
 
 // adopt adopts table a: what is in it begins a generation.
-func (h *combination) adopt(epochs int, left tso.Timestamp) {
+func (h *comboHistory) adopt(epochs int, left tso.Timestamp) {
 	plain := map[string]bigtable.Row{}
 	h.must(h.env.Bigtable.Open("a").ReadRows(h.ctx, bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
 		plain[r.Key()] = r
@@ -304,52 +299,47 @@ func (h *combination) adopt(epochs int, left tso.Timestamp) {
 	plan, err := admin.PlanAdoption(h.ctx, h.env.Admin, h.env.Bigtable, cfg)
 	h.must(err)
 	h.must(admin.Adopt(h.ctx, h.env.Admin, h.env.Bigtable, cfg, plan))
-	if h.on["bulk prewrite"] {
+	if h.plan.On.Has("bulk prewrite") {
 		h.must(bulkprewrite.Allow(h.ctx, h.env.Client, "a"))
 	}
 }
 
 // phase lets all clients work at the same time.
-func (h *combination) phase(p int) {
+func (h *comboHistory) phase(p int) {
 	var working sync.WaitGroup
 	rnd := func(n int) *rand.Rand { return rand.New(rand.NewPCG(h.seed, uint64(100*(p+1)+n))) }
 	for i := range h.clients {
 		r := rnd(i)
 		working.Go(func() {
-			for n := range 3 {
+			for n, plan := range h.plan.Sessions[p][i] {
 				<-time.After(time.Duration(r.Int64N(int64(10 * time.Second))))
-				s := &comboSession{combination: h, name: fmt.Sprintf("session %d.%d.%d", p, i, n), client: i, rnd: r, used: map[string]bool{}, wants: map[string]bool{}, drawn: map[string]bool{}}
-				for _, f := range h.target {
-					if slices.Contains(sessionFeatures, f) {
-						s.wants[f] = true
-					}
-				}
+				s := &comboSession{comboHistory: h, name: fmt.Sprintf("session %d.%d.%d", p, i, n), client: i, rnd: r, plan: plan}
 				if err := s.run(h.ctx); err != nil {
 					h.t.Errorf("%s: %v", s.name, err)
 				}
 			}
 		})
 	}
-	if r := rnd(10); h.on["job"] {
+	if r := rnd(10); h.plan.On.Has("job") {
 		working.Go(func() { h.runJob(r, 1+r.IntN(6)) })
 	}
-	if r := rnd(11); h.on["index build"] && h.ready == 0 && (p > 0 || r.IntN(2) == 0) {
+	if r := rnd(11); h.plan.On.Has("index build") && h.ready == 0 && (p > 0 || r.IntN(2) == 0) {
 		working.Go(func() { h.createIndexes(r) })
 	}
-	if r := rnd(12); h.on["collection"] && r.IntN(2) == 0 {
+	if r := rnd(12); h.plan.On.Has("collection") && r.IntN(2) == 0 {
 		working.Go(func() { h.collect(gc.Config{}, "collection") })
 	}
 	working.Wait()
-	for _, s := range h.takeSessions() {
-		for f := range h.acted {
-			s[f] = true
-		}
-		h.met.add(s)
+	if missing := h.plan.Acted[p] &^ h.acted; missing != 0 && !h.t.Failed() {
+		h.t.Errorf("until the end of phase %d, %v have not happened", p, missing)
+	}
+	for _, used := range h.takeSessions() {
+		h.met.Add(used | h.acted)
 	}
 	h.rereadSnapshots(rnd(13))
 }
 
-func (h *combination) takeSessions() []map[string]bool {
+func (h *comboHistory) takeSessions() []combination.Set {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := h.sessions
@@ -358,10 +348,10 @@ func (h *combination) takeSessions() []map[string]bool {
 }
 
 // rereadSnapshots reads what a snapshot has shown in an earlier phase.
-func (h *combination) rereadSnapshots(rnd *rand.Rand) {
+func (h *comboHistory) rereadSnapshots(rnd *rand.Rand) {
 	kept := slices.Clone(h.kept)
 	for i := range min(4, len(kept)) {
-		s := &comboSession{combination: h, name: fmt.Sprintf("snapshot %d again", i), rnd: rnd, used: map[string]bool{}, wants: map[string]bool{}, drawn: map[string]bool{}}
+		s := &comboSession{comboHistory: h, name: fmt.Sprintf("snapshot %d again", i), rnd: rnd}
 		if err := s.readSnapshot(h.ctx, kept[rnd.IntN(len(kept))]); err != nil {
 			h.t.Errorf("%s: %v", s.name, err)
 		}
@@ -371,7 +361,7 @@ func (h *combination) rereadSnapshots(rnd *rand.Rand) {
 	}
 }
 
-func (h *combination) collect(cfg gc.Config, feature string) {
+func (h *comboHistory) collect(cfg gc.Config, feature string) {
 	cfg.Retention = retention
 	_, err := gc.Run(h.ctx, h.env.Client, cfg)
 	var busy *gc.BusyError
@@ -388,7 +378,7 @@ func (h *combination) collect(cfg gc.Config, feature string) {
 
 // collectSlowly begins a collection that takes a minute for each row, in a deployment that collects
 // regularly.
-func (h *combination) collectSlowly() {
+func (h *comboHistory) collectSlowly() {
 	if h.slow != nil {
 		return
 	}
@@ -406,7 +396,7 @@ func (h *combination) collectSlowly() {
 	h.counts.add("slow collection", 1)
 }
 
-func (h *combination) endSlow() {
+func (h *comboHistory) endSlow() {
 	if h.slow == nil {
 		return
 	}
@@ -416,25 +406,27 @@ func (h *combination) endSlow() {
 	h.slow = nil
 }
 
-// between is what an operator does while no transaction runs.
-func (h *combination) between() {
-	things := []string{"time", "time"}
-	for _, f := range []string{"collection", "collection of changes", "slow collection", "expiry changed", "expiry changed", "leave", "repair"} {
-		if h.on[f] && (slices.Contains(h.target[:], f) || h.rnd.IntN(2) == 0) || f == "repair" {
-			things = append(things, f)
-		}
+// endSlowBefore waits for a slow collection if a feature has not happened yet that cannot happen beside it.
+func (h *comboHistory) endSlowBefore(feature string) {
+	if !h.acted.Has(feature) {
+		h.endSlow()
 	}
-	h.rnd.Shuffle(len(things), func(i, j int) { things[i], things[j] = things[j], things[i] })
+}
+
+// between is what an operator does while no transaction runs.
+func (h *comboHistory) between(things []string) {
 	for _, what := range things {
 		switch what {
 		case "time":
 			times := []time.Duration{time.Second, 30 * time.Second, 6 * time.Minute, 12 * time.Minute, 70 * time.Minute}
 			<-time.After(times[h.rnd.IntN(len(times))])
 		case "collection":
+			h.endSlowBefore(what)
 			if h.slow == nil {
 				h.collect(gc.Config{}, what)
 			}
 		case "collection of changes":
+			h.endSlowBefore(what)
 			if h.slow == nil {
 				h.collect(gc.Config{FullEvery: 24 * time.Hour}, what)
 				<-time.After(time.Duration(h.rnd.IntN(15)) * time.Minute)
@@ -457,11 +449,11 @@ func (h *combination) between() {
 }
 
 // changeExpiry sets, changes or removes the expiry of family f, and waits until every client knows.
-func (h *combination) changeExpiry() {
+func (h *comboHistory) changeExpiry() {
 	last := h.epochs[len(h.epochs)-1].lasts["a/f"]
-	after := append([]time.Duration{0, 0, 100 * time.Hour}, expiryChoices...)[h.rnd.IntN(7)]
-	if after == last {
-		return
+	after := last
+	for after == last {
+		after = append([]time.Duration{0, 0, 100 * time.Hour}, expiryChoices...)[h.rnd.IntN(7)]
 	}
 	if last > 0 && after > last || last > 0 && after == 0 {
 		h.counts.add("longer expiries", 1)
@@ -476,7 +468,7 @@ func (h *combination) changeExpiry() {
 }
 
 // leave makes table a a plain one, and adopts it again.
-func (h *combination) leave() {
+func (h *comboHistory) leave() {
 	h.endSlow()
 	<-time.After(time.Minute) // clients end what they do in the background
 	if h.declared {
@@ -513,7 +505,7 @@ func (h *combination) leave() {
 }
 
 // runJob runs the job until it has handled n rows.
-func (h *combination) runJob(rnd *rand.Rand, n int) {
+func (h *comboHistory) runJob(rnd *rand.Rand, n int) {
 	if h.job == nil {
 		h.jobs++
 		h.job = &comboJob{Job: jobs.Job{Name: fmt.Sprint("job", h.jobs), Table: "a", Progress: "p", Family: "job", BatchRows: 2, Parallel: 1}, tries: map[tso.Timestamp][]string{}}
@@ -553,7 +545,7 @@ func (h *combination) runJob(rnd *rand.Rand, n int) {
 }
 
 // noteJob notes which of the job's transactions have committed, when none is under way.
-func (h *combination) noteJob(j *comboJob) {
+func (h *comboHistory) noteJob(j *comboJob) {
 	shot, err := h.env.Client.Snapshot(h.ctx)
 	h.must(err)
 	for start, rows := range j.tries {
@@ -578,7 +570,7 @@ func (h *combination) noteJob(j *comboJob) {
 }
 
 // checkJob: the job has handled each row once that was there all the time, and none twice.
-func (h *combination) checkJob(j *comboJob) {
+func (h *comboHistory) checkJob(j *comboJob) {
 	g := h.generation()
 	in := h.epochNow()
 	h.check(func(m *comboModel) error {
@@ -605,7 +597,7 @@ func (h *combination) checkJob(j *comboJob) {
 	})
 }
 
-func (h *combination) finishJob() {
+func (h *comboHistory) finishJob() {
 	for range 3 {
 		if h.job == nil {
 			return
@@ -615,7 +607,7 @@ func (h *combination) finishJob() {
 }
 
 // createIndexes creates both indexes.
-func (h *combination) createIndexes(rnd *rand.Rand) {
+func (h *comboHistory) createIndexes(rnd *rand.Rand) {
 	h.declared = true
 	var creating sync.WaitGroup
 	for _, x := range h.indexes {
@@ -644,7 +636,7 @@ func (h *combination) createIndexes(rnd *rand.Rand) {
 }
 
 // duplicates checks that two rows had one key at some time since from.
-func (h *combination) duplicates(from tso.Timestamp, refused error) {
+func (h *comboHistory) duplicates(from tso.Timestamp, refused error) {
 	to := h.now()
 	g := h.generation()
 	h.check(func(m *comboModel) error {
@@ -667,7 +659,7 @@ func (h *combination) duplicates(from tso.Timestamp, refused error) {
 
 // repairDuplicates lets rows have different keys, as the operator of an index does whose creation has
 // failed: it changes one of two rows, or both, and may give the key to a third row.
-func (h *combination) repairDuplicates() {
+func (h *comboHistory) repairDuplicates() {
 	h.write("a repair", func(s *comboSession) error {
 		owners := map[string][]string{}
 		for r, err := range s.tx.Table("a").ReadRows(h.ctx, nil, txn.Columns(uniqueColumn)) {
@@ -702,11 +694,10 @@ func (s *comboSession) putKey(row, key string) {
 }
 
 // write runs an operator's transaction until it has no conflict.
-func (h *combination) write(name string, f func(*comboSession) error) {
-	s := &comboSession{combination: h, name: name, rnd: h.rnd, used: map[string]bool{}, wants: map[string]bool{}, drawn: map[string]bool{}}
+func (h *comboHistory) write(name string, f func(*comboSession) error) {
+	s := &comboSession{comboHistory: h, name: name, rnd: h.rnd}
 	ts, err := h.clients[0].Update(h.ctx, func(_ context.Context, tx *txn.Txn) error {
-		s.tx = tx
-		s.x = &comboTxn{name: name, start: tx.StartTS(), own: map[string]modelTable{}, locks: map[txn.Cell]bool{}, acks: map[txn.Cell]bool{}, epoch: h.epochNow()}
+		s.begin(tx)
 		return f(s)
 	})
 	if err := s.committed(ts, err); err != nil {
@@ -715,7 +706,7 @@ func (h *combination) write(name string, f func(*comboSession) error) {
 }
 
 // drain runs the observer until nothing is left to do.
-func (h *combination) drain() {
+func (h *comboHistory) drain() {
 	for range 3 {
 		var cells []txn.Cell
 		for n, err := range changes.Notifications(h.ctx, h.clients[0], "a", nil) {
@@ -739,12 +730,12 @@ func (h *combination) drain() {
 }
 
 // finish ends everything, and checks it.
-func (h *combination) finish() {
+func (h *comboHistory) finish() {
 	h.finishJob()
 	if h.job != nil {
 		h.t.Error("the job does not end")
 	}
-	if h.on["index build"] {
+	if h.plan.On.Has("index build") {
 		for i := 0; h.ready == 0 && i < 8 && !h.t.Failed(); i++ {
 			for range len(comboRows) {
 				h.repairDuplicates()
@@ -774,12 +765,12 @@ func (h *combination) finish() {
 		}
 	}
 	if err := h.replay(); err != nil {
-		h.t.Errorf("features %q, then %q: %v", h.target, strings.Join(slices.Sorted(maps.Keys(h.acted)), ", "), err)
+		h.t.Errorf("features %q, then %v: %v", h.plan.Target, h.acted, err)
 	}
 }
 
 // probeKeys: a key that no row has is free.
-func (h *combination) probeKeys() {
+func (h *comboHistory) probeKeys() {
 	for i := range comboKeys {
 		key := fmt.Sprint("k", i)
 		h.write("the key "+key, func(s *comboSession) error {
@@ -798,7 +789,7 @@ func (h *combination) probeKeys() {
 }
 
 // checkOutcomes: each idempotency key has one transaction, and all its callers get the outcome of that.
-func (h *combination) checkOutcomes() {
+func (h *comboHistory) checkOutcomes() {
 	for id, all := range h.outcomes {
 		firsts := 0
 		for _, o := range all {

@@ -225,7 +225,7 @@ func (m *comboModel) keyOwners(c txn.Column, at tso.Timestamp, own modelTable) m
 }
 
 // replay makes the model of one generation after the other, and checks what clients have seen in it.
-func (h *combination) replay() error {
+func (h *comboHistory) replay() error {
 	m := &comboModel{tables: map[string]modelTable{"a": {}, "b": {}}, epochs: h.epochs, memo: map[string]verdict{}}
 	for i, g := range h.gens {
 		if g.plain != nil {
@@ -341,7 +341,7 @@ func (m *comboModel) isolated(commits []*comboTxn) error {
 
 // observed checks that each committed run of the observer had a change that the run before had not seen,
 // and that none is left.
-func (h *combination) observed(m *comboModel, g *generation) error {
+func (h *comboHistory) observed(m *comboModel, g *generation) error {
 	last := map[txn.Cell]tso.Timestamp{}
 	for _, x := range g.commits {
 		for cell := range x.acks {

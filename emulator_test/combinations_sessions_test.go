@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/emulator_test/internal/combination"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -38,13 +41,13 @@ func comboCell(table, row string, c txn.Column) txn.Cell {
 
 // A comboSession is what one client does in a minute: a transaction, and reads beside it.
 type comboSession struct {
-	*combination
+	*comboHistory
 	name   string
 	client int
 	rnd    *rand.Rand
-	wants  map[string]bool
-	used   map[string]bool
-	drawn  map[string]bool // whether its reads have an option, mostly
+	plan   combination.Session
+	used   combination.Set
+	ends   []tso.Timestamp // when values expire that it has read
 	x      *comboTxn       // the transaction's attempt
 	tx     *txn.Txn
 	// first is the cell that GetForUpdate has returned, perhaps from before the start timestamp. The
@@ -52,18 +55,12 @@ type comboSession struct {
 	first func(*comboModel) error
 }
 
-// maybe reports whether the session uses a feature: one that its history wants, or by chance. It has few
-// features, and uses these often.
-func (s *comboSession) maybe(feature string, chance int) bool {
-	has, ok := s.drawn[feature]
-	if !ok {
-		has = s.wants[feature] || s.rnd.IntN(chance) == 0
-		s.drawn[feature] = has
-	}
-	return has && s.rnd.IntN(4) > 0
+// maybe reports whether a read or the transaction has an option: the first that can, and most others.
+func (s *comboSession) maybe(option string) bool {
+	return s.plan.Options.Has(option) && (!s.used.Has(option) || s.rnd.IntN(4) > 0)
 }
 
-func (s *comboSession) use(feature string) { s.used[feature] = true }
+func (s *comboSession) use(feature string) { s.used |= combination.Of(feature) }
 
 func (s *comboSession) row() string { return comboRows[s.rnd.IntN(1+s.rnd.IntN(len(comboRows)))] }
 
@@ -78,30 +75,29 @@ func (s *comboSession) pause(chance int, longest time.Duration) {
 // query draws what a read chooses.
 func (s *comboSession) query() query {
 	q := query{}
-	if s.maybe("Columns", 3) || s.x != nil && s.x.serializable && s.rnd.IntN(8) > 0 {
+	if s.maybe("Columns") || s.x != nil && s.x.serializable && s.rnd.IntN(8) > 0 {
 		s.use("Columns")
 		for range 1 + s.rnd.IntN(3) {
 			q.columns = append(q.columns, s.column())
 		}
 	}
-	if !s.x.isSerializable() || s.rnd.IntN(8) == 0 {
-		if s.maybe("Families", 5) {
-			s.use("Families")
-			q.families = []string{[]string{"f", "g", "z"}[s.rnd.IntN(3)]}
-		}
-		if s.maybe("Qualifiers", 5) {
-			s.use("Qualifiers")
-			q.qualifiersOf, q.start, q.end = []string{"f", "g"}[s.rnd.IntN(2)], "", "r"
-			if s.rnd.IntN(2) == 0 {
-				q.start, q.end = "q", ""
-			}
+	scans := !s.x.isSerializable() || s.rnd.IntN(8) == 0
+	if s.maybe("Families") && (scans || !s.used.Has("Families")) {
+		s.use("Families")
+		q.families = []string{[]string{"f", "g", "z"}[s.rnd.IntN(3)]}
+	}
+	if s.maybe("Qualifiers") && (scans || !s.used.Has("Qualifiers")) {
+		s.use("Qualifiers")
+		q.qualifiersOf, q.start, q.end = []string{"f", "g"}[s.rnd.IntN(2)], "", "r"
+		if s.rnd.IntN(2) == 0 {
+			q.start, q.end = "q", ""
 		}
 	}
-	if s.maybe("KeysOnly", 5) {
+	if s.maybe("KeysOnly") {
 		s.use("KeysOnly")
 		q.keysOnly = true
 	}
-	if s.maybe("CellsPerRow", 5) {
+	if s.maybe("CellsPerRow") {
 		s.use("CellsPerRow")
 		q.cellsPerRow = 1 + s.rnd.IntN(2)
 	}
@@ -124,11 +120,11 @@ func (s *comboSession) rowSet(q query) query {
 		list := bigtable.RowList{s.row(), s.row(), s.row()}
 		q.rows, q.contains, q.text = list, func(k string) bool { return slices.Contains(list, k) }, fmt.Sprintf("list %q", list)
 	}
-	if s.maybe("Limit", 5) {
+	if s.maybe("Limit") {
 		s.use("Limit")
 		q.limit = 1 + s.rnd.IntN(3)
 	}
-	if s.maybe("Reverse", 5) {
+	if s.maybe("Reverse") {
 		s.use("Reverse")
 		q.reverse = true
 	}
@@ -160,6 +156,80 @@ func (s *comboSession) saw(what string, table, one string, at tso.Timestamp, own
 	what = fmt.Sprintf("%s: %s of %s at %d, %v", s.name, what, table, at, q)
 	in := s.epochNow()
 	s.check(func(m *comboModel) error { return m.rows(what, in, table, one, at, own, q, rows) })
+	for _, r := range rows {
+		for _, item := range r["f"] {
+			s.expires(table, at, item.Timestamp)
+		}
+	}
+}
+
+// expires notes when a value of family f expires that the transaction has read.
+func (s *comboSession) expires(table string, at tso.Timestamp, shown bigtable.Timestamp) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if lasts := s.epochs[len(s.epochs)-1].lasts[table+"/f"]; lasts > 0 && s.x != nil && at == s.x.start && shown > 0 {
+		s.ends = append(s.ends, tso.Timestamp(int64(shown)+lasts.Microseconds()))
+	}
+}
+
+// outlive waits until the first value has expired that the serializable transaction has read: it must not
+// commit any more.
+func (s *comboSession) outlive(ctx context.Context) error {
+	now := s.now()
+	ends := slices.DeleteFunc(s.ends, func(end tso.Timestamp) bool { return end <= now })
+	if !s.x.serializable || len(ends) == 0 || s.rnd.IntN(4) == 0 {
+		return nil
+	}
+	if left := -s.age(slices.Min(ends)); left < 6*time.Minute {
+		<-time.After(left + time.Millisecond)
+	}
+	return comboOperations["Set in b"](s, ctx)
+}
+
+// begin begins an attempt of the session's transaction.
+func (s *comboSession) begin(tx *txn.Txn) {
+	s.tx, s.first, s.ends = tx, nil, nil
+	s.x = &comboTxn{
+		name: s.name, start: tx.StartTS(), own: map[string]modelTable{}, locks: map[txn.Cell]bool{}, acks: map[txn.Cell]bool{},
+		serializable: s.plan.Options.Has("Serializable"), epoch: s.epochNow(),
+	}
+}
+
+// A comboOracle answers its next request late, with a timestamp of that time.
+type comboOracle struct {
+	tso.Oracle
+	late atomic.Int64
+}
+
+func (o *comboOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	if late := time.Duration(o.late.Swap(0)); late > 0 {
+		<-time.After(late)
+	}
+	return o.Oracle.Timestamp(ctx)
+}
+
+// rival makes the session begin late. Meanwhile another client changes a cell, and the observed one of its
+// row. The session calls end.
+func (s *comboSession) rival(ctx context.Context, cell txn.Cell) (end func()) {
+	r := &comboSession{comboHistory: s.comboHistory, name: "the rival of " + s.name, client: (s.client + 1) % combination.Clients, rnd: rand.New(rand.NewPCG(s.rnd.Uint64(), 0))}
+	s.late[s.client].late.Store(int64(5 * time.Second))
+	var rival sync.WaitGroup
+	rival.Go(func() {
+		<-time.After(200 * time.Millisecond)
+		tx, err := r.clients[r.client].Begin(ctx)
+		if err != nil {
+			r.t.Errorf("%s: %v", r.name, err)
+			return
+		}
+		r.begin(tx)
+		r.set(cell.Row, cell.Column())
+		r.set(cell.Row, observedColumn)
+		ts, err := tx.Commit(ctx)
+		if err := r.committed(ts, err); err != nil {
+			r.t.Errorf("%s: %v", r.name, err)
+		}
+	})
+	return rival.Wait
 }
 
 // validate notes what a serializable transaction relies on, and locks.
@@ -194,7 +264,9 @@ func (s *comboSession) get(ctx context.Context, cell txn.Cell, forUpdate bool) e
 	if forUpdate && s.first == nil {
 		s.first = seen
 	} else {
-		s.relied()
+		if len(own[cell.Row][cell.Column()]) == 0 { // otherwise it reads nothing
+			s.relied()
+		}
 		s.check(seen)
 	}
 	s.validate(cell.Table, []string{cell.Row}, query{columns: []txn.Column{cell.Column()}})
@@ -288,6 +360,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 			return err
 		}
 		s.relied()
+		s.expires("a", s.x.start, bigtable.Timestamp(o.ChangeTS))
 		what, at, in := s.name+": Observe", s.x.start, s.epochNow()
 		s.check(func(m *comboModel) error {
 			v, ok := m.newest(cell, at)
@@ -412,10 +485,11 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		return nil
 	},
 	"DeleteRow": func(s *comboSession, ctx context.Context) error {
-		if s.x.serializable || s.rnd.IntN(2) == 0 {
-			return nil
-		}
 		s.use("DeleteRow")
+		if s.x.serializable {
+			_, wrong := s.refused(false, s.tx.Table("a").DeleteRow(ctx, s.row()))
+			return wrong
+		}
 		// What the transaction sees is not known yet. So it reads the row, and deletes that.
 		row := s.row()
 		own := s.x.ownOf("a")
@@ -512,60 +586,47 @@ func (s *comboSession) readSnapshot(ctx context.Context, shot *txn.Snapshot) err
 // run runs the session: a transaction, perhaps with an idempotency key.
 func (s *comboSession) run(ctx context.Context) error {
 	defer func() { s.sessionEnded(s.used) }()
-	var ops []string
-	for f := range s.wants {
-		if comboOperations[f] != nil {
-			ops = append(ops, f)
-		}
-	}
-	few := append(ops, operationNames[s.rnd.IntN(len(operationNames))], operationNames[s.rnd.IntN(len(operationNames))])
-	slices.Sort(few)
-	for range 1 + s.rnd.IntN(4) {
-		ops = append(ops, few[s.rnd.IntN(len(few))])
-	}
-	if s.rnd.IntN(4) > 0 {
-		ops = append(ops, "Set")
-	}
-	slices.Sort(ops)
-	s.rnd.Shuffle(len(ops), func(i, j int) { ops[i], ops[j] = ops[j], ops[i] })
 	var opts []txn.TxnOption
-	serializable := s.maybe("Serializable", 4)
-	if serializable {
+	if s.maybe("Serializable") {
 		s.use("Serializable")
 		opts = append(opts, txn.Serializable())
 	}
-	if s.maybe("Named", 2) {
+	if s.maybe("Named") {
 		s.use("Named")
 		opts = append(opts, txn.Named("session"))
 	}
 	var forUpdate *txn.Cell
-	if s.maybe("ForUpdate", 3) {
+	if s.maybe("ForUpdate") {
 		s.use("ForUpdate")
 		c := comboCell("a", s.row(), comboColumns[s.rnd.IntN(4)])
 		forUpdate = &c
 		opts = append(opts, txn.ForUpdate(c))
+		if s.rnd.IntN(2) == 0 {
+			defer s.rival(ctx, c)()
+		}
 	}
+	whole := false
 	body := func(ctx context.Context, tx *txn.Txn) error {
-		s.tx, s.first = tx, nil
-		s.x = &comboTxn{name: s.name, start: tx.StartTS(), own: map[string]modelTable{}, locks: map[txn.Cell]bool{}, acks: map[txn.Cell]bool{}, serializable: serializable, epoch: s.epochNow()}
-		if forUpdate != nil && s.rnd.IntN(8) > 0 {
+		s.begin(tx)
+		if forUpdate != nil && s.plan.Begins {
 			if err := s.get(ctx, *forUpdate, true); err != nil {
 				return err
 			}
 		}
-		for _, op := range ops {
+		for _, op := range s.plan.Ops {
 			s.pause(6, 15*time.Second)
 			if err := comboOperations[op](s, ctx); err != nil {
 				return fmt.Errorf("%s: %w", op, err)
 			}
 		}
 		s.pause(2, 20*time.Second)
-		return nil
+		whole = true
+		return s.outlive(ctx)
 	}
 	c := s.clients[s.client]
 	var ts tso.Timestamp
 	var err error
-	if s.maybe("idempotency", 6) {
+	if s.maybe("idempotency") {
 		s.use("idempotency")
 		id := fmt.Sprint("id", s.rnd.IntN(4))
 		var o idempotency.Outcome
@@ -586,6 +647,9 @@ func (s *comboSession) run(ctx context.Context) error {
 			}
 			tx.Rollback()
 		}
+	}
+	if missing := s.plan.Uses &^ s.used; whole && missing != 0 {
+		return fmt.Errorf("it has not used %v", missing)
 	}
 	return s.committed(ts, err)
 }
