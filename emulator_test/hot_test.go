@@ -222,6 +222,46 @@ func TestOneHotCell(t *testing.T) {
 	})
 }
 
+// TestOneHotCellOfManyClients has 32 clients change one cell. Those that come too late pause, so each commit costs
+// few requests, and the next one begins soon.
+func TestOneHotCellOfManyClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const clients, workers, lasts = 32, 2, 4 * time.Second
+		env := txntest.New(t, txntest.WithoutTransport())
+		env.CreateTable("a", "f")
+		n := &requestCount{}
+		var commits atomic.Int64
+		end := time.Now().Add(lasts)
+		var g sync.WaitGroup
+		for range clients {
+			c := env.NewClient(txn.Config{TokenTTL: -1}, append(n.dialOptions(), slow(5*time.Millisecond)...)...)
+			for range workers {
+				g.Go(func() {
+					for time.Now().Before(end) {
+						if _, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+							v, _, err := tx.Table("a").Get(ctx, "hot", "f", "q")
+							n, _ := strconv.Atoi(string(v))
+							tx.Table("a").Set("hot", "f", "q", []byte(strconv.Itoa(n+1)))
+							return err
+						}); err != nil {
+							t.Error(err)
+							return
+						}
+						commits.Add(1)
+					}
+				})
+			}
+		}
+		g.Wait()
+		wantValue(t, takeSnapshot(t, env.Client), "hot", strconv.Itoa(int(commits.Load())))
+		rate, requests := float64(commits.Load())/time.Since(end.Add(-lasts)).Seconds(), float64(n.all.Load())/float64(commits.Load())
+		t.Logf("%.0f commits/s, %.0f requests a commit", rate, requests)
+		if requests > 33 {
+			t.Errorf("%.0f requests a commit", requests)
+		}
+	})
+}
+
 // prewrites counts a transaction's prewrites.
 func prewrites(f *txntest.Faults, tx *txn.Txn) (n int) {
 	for _, c := range f.Calls() {

@@ -12,14 +12,20 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
-// noteConflict remembers what a prewrite or a read conflicted with. From then on, this client's
-// transactions that write the cell take turns.
+// noteConflict remembers what a prewrite conflicted with. From then on, this client's transactions that
+// write the cell take turns, and they leave other clients time.
 func (c *Client) noteConflict(err error) {
 	var conflict *ConflictError
 	if errors.As(err, &conflict) && (conflict.Reason == format.ConflictWrite || conflict.Reason == format.ConflictLock) {
-		c.latches.Conflicted(conflict.Cell)
+		c.latches.Lost(conflict.Cell, retryBackoff(c))
 		c.recent.Conflicted(err)
 	}
+}
+
+// noteCommit remembers a commit that a read found above its timestamp.
+func (c *Client) noteCommit(conflict *ConflictError) {
+	c.latches.Conflicted(conflict.Cell)
+	c.recent.Conflicted(conflict)
 }
 
 // splitBulk prepares the bulk prewrite of the rows whose tables allow it, and returns the others.

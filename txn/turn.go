@@ -105,15 +105,24 @@ func (t *Txn) readInTurn(ctx context.Context, cells []Cell, writes bool, read fu
 		}
 	}
 	for n := 0; ; n++ {
-		if slices.ContainsFunc(cells, func(cell Cell) bool { return c.recent.Since(cell, t.startTS) }) {
+		paused, err := a.latch.Pause(ctx)
+		if err != nil {
+			return err
+		}
+		if paused || slices.ContainsFunc(cells, func(cell Cell) bool { return c.recent.Since(cell, t.startTS) }) {
 			if err := t.startAgain(ctx); err != nil {
 				return err
 			}
 			a.latch.Renew()
 		}
-		err := read()
+		err = read()
 		if err != nil || n == maxStartsAgain || !slices.ContainsFunc(cells, func(cell Cell) bool { return c.recent.Since(cell, t.startTS) }) {
 			return err
+		}
+		for _, cell := range cells {
+			if c.recent.Since(cell, t.startTS) {
+				c.latches.Lost(cell, retryBackoff(c)) // all of this client's commits there came before its turn
+			}
 		}
 	}
 }
@@ -171,7 +180,11 @@ func (t *Txn) giveUpEarly(cell Cell) error {
 // queueForUpdate waits for the turn of a transaction that names the cell of its first read (ForUpdate).
 func (t *Txn) queueForUpdate(ctx context.Context) error {
 	if cell := t.opts.forUpdate; cell != nil && t.attempt.inUpdate && t.attempt.latch == nil && t.client.latches.Expects(*cell, true) {
-		return t.queue(ctx, []Cell{*cell})
+		if err := t.queue(ctx, []Cell{*cell}); err != nil {
+			return err
+		}
+		_, err := t.attempt.latch.Pause(ctx)
+		return err
 	}
 	return nil
 }

@@ -82,6 +82,7 @@ func runAttempt(ctx context.Context, c *Client, run *attempt, f func(context.Con
 		err = &functionError{err}
 	}
 	if err == nil {
+		c.latches.Won(run.rows)
 		return ts, tx.opts, nil
 	}
 	// Only if the error is about this transaction, not about a snapshot that f has taken.
@@ -193,8 +194,8 @@ func (a *attempt) cells(c *Client) []Cell {
 	return slices.Compact(all)
 }
 
-// takeLatchForRetry takes the latch of the cells that the previous attempt wrote, before the
-// next one takes its start_ts. granted is false if there is nothing to take, or if it gave
+// takeLatchForRetry takes the latch of the cells that the previous attempt wrote, and waits until their pauses
+// have passed, before the next one takes its start_ts. granted is false if there is nothing to take, or if it gave
 // up waiting (Config.LatchWait).
 func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bool, err error) {
 	if run.latch == nil {
@@ -203,6 +204,9 @@ func takeLatchForRetry(ctx context.Context, c *Client, run *attempt) (granted bo
 		if run.latch, waited, err = c.latches.Acquire(ctx, run.cells(c)); waited {
 			countLatchWait(ctx, c, run, began)
 		}
+	}
+	if err == nil {
+		_, err = run.latch.Pause(ctx)
 	}
 	return run.latch != nil, err
 }

@@ -2,6 +2,7 @@ package latch
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,8 @@ const (
 	// sureAfter is how many transactions in a row must have written a cell that they had read,
 	// before the next one queues when it reads the cell.
 	sureAfter = 2
+	// shorterAfterCommit divides the bound of a cell's pauses at a commit of this client.
+	shorterAfterCommit = 3
 )
 
 // Latches are the queues of one client. A transaction enters
@@ -61,6 +64,10 @@ type queue struct {
 	holder    *Latch    // nil: free
 	since     time.Time // when holder got the cell
 	waiting   []*Latch  // in the order of their arrival
+	// Other clients may want the cell, too. The holder begins after notBefore. The last pause was at
+	// most bound.
+	bound     time.Duration
+	notBefore time.Time
 }
 
 func (q *queue) idle() bool { return q.holder == nil && len(q.waiting) == 0 }
@@ -421,4 +428,60 @@ func (l *Latch) Renew() {
 			q.since = time.Now()
 		}
 	}
+}
+
+// Lost says that another client's transaction has taken a cell before one of this client did. The
+// client's next transaction at the cell waits for a jittered pause before it begins. Its bound doubles each time. It
+// belongs to the cell, because the next transactions of the client would all meet the same clients there.
+func (ls *Latches) Lost(cell format.Cell, pauses store.Backoff) {
+	if ls.wait < 0 {
+		return
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	q := ls.queueOf(cell)
+	ls.markContended(q)
+	q.bound = min(max(2*q.bound, pauses.Min), pauses.Max)
+	q.notBefore = time.Now().Add(rand.N(q.bound))
+}
+
+// Won says that a transaction of this client has committed. The next one at its cells begins at once, and
+// the pauses after that are shorter.
+func (ls *Latches) Won(rows []*store.RowWrites) {
+	if !ls.some.Load() {
+		return
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, r := range rows {
+		for _, w := range r.Writes {
+			if q := ls.cells[w.Cell]; q != nil {
+				q.bound, q.notBefore = q.bound/shorterAfterCommit, time.Time{}
+			}
+		}
+	}
+}
+
+// Pause waits until the pauses of l's cells have passed, and reports whether it had to.
+func (l *Latch) Pause(ctx context.Context) (paused bool, err error) {
+	if l == nil {
+		return false, nil
+	}
+	var until time.Time
+	l.latches.mu.Lock()
+	for _, q := range l.queues {
+		if q.notBefore.After(until) {
+			until = q.notBefore
+		}
+	}
+	l.latches.mu.Unlock()
+	left := time.Until(until)
+	if left <= 0 {
+		return false, nil
+	}
+	if store.Sleep(ctx, left) != nil {
+		return true, store.Ended(ctx, "percolator: waiting because other clients write the same cells", nil)
+	}
+	l.Renew()
+	return true, nil
 }

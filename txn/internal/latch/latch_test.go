@@ -423,3 +423,55 @@ func TestCellsOf(t *testing.T) {
 		t.Errorf("%d queues are left, want that of the contended cell", n)
 	}
 }
+
+// The next transaction at a cell that other clients took first waits. The pauses grow with each of these,
+// and shrink with each commit.
+func TestPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls, pauses := New(time.Second), store.Backoff{Min: time.Second, Max: 3 * time.Second}
+		cell := cells(1)[0]
+		waits := func(some ...int) time.Duration {
+			t.Helper()
+			l, _, _ := ls.Acquire(t.Context(), cells(some...))
+			defer l.Release()
+			began := time.Now()
+			paused, err := l.Pause(t.Context())
+			took := time.Since(began)
+			if paused != (took > 0) || err != nil {
+				t.Errorf("paused: %v for %v, %v", paused, took, err)
+			}
+			return took
+		}
+		for i, bound := range []time.Duration{1, 2, 3, 3, 3, 3, 3, 3} {
+			ls.Lost(cell, pauses)
+			if took := waits(2); took > 0 {
+				t.Errorf("at another cell: %v", took)
+			}
+			if took := waits(2, 1); took == 0 || took > bound*time.Second {
+				t.Errorf("pause %d took %v, want at most %d s", i, took, bound)
+			}
+			if took := waits(1); took > 0 {
+				t.Errorf("after the pause: %v", took)
+			}
+		}
+		ls.Lost(cell, pauses)
+		ls.Won(rowsOf(cells(1, 2)))
+		if took := waits(1); took > 0 || ls.cells[cell].bound != time.Second {
+			t.Errorf("after a commit: %v, and then at most %v", took, ls.cells[cell].bound)
+		}
+		ls.Lost(cell, pauses)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		l := ls.Try(cells(1))
+		if _, err := l.Pause(ended); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v; want the context's error", err)
+		}
+		l.Release()
+		off := New(-1)
+		off.Lost(cell, pauses)
+		off.Won(rowsOf(cells(1)))
+		if len(off.cells) > 0 {
+			t.Error("without latches: it remembers a cell")
+		}
+	})
+}

@@ -56,9 +56,9 @@ func New(s *store.Store, cfg Config) *Resolver {
 type Config struct {
 	TokenTTL  time.Duration
 	PassLocks bool
-	// OnConflict is called with a ConflictError if a read finds that a lock was committed above
+	// OnConflict is called if a read finds that a lock was committed above
 	// its timestamp.
-	OnConflict func(error)
+	OnConflict func(*format.ConflictError)
 }
 
 // A waitPolicy says whether to wait for the live owner of a lock.

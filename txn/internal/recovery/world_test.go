@@ -62,7 +62,7 @@ func newWorld(t *testing.T, cfg Config, safePoint tso.Timestamp, f func(w *world
 		s, err := store.New(w.Context(), w, store.Config{Backoff: store.Backoff{Min: 1, Max: 1}, RPCTimeout: time.Hour, SchemaMaxAge: 100 * time.Hour, Parallelism: 1})
 		w.Must(err)
 		s.Clock.Oracle = w
-		cfg.OnConflict = func(err error) { w.Note("conflict") }
+		cfg.OnConflict = func(*format.ConflictError) { w.Note("conflict") }
 		w.r = New(s, cfg)
 		w.table, err = s.Table(w.Context(), "a")
 		w.Must(err)

@@ -33,24 +33,24 @@ const oneCell = 1000 / (3*(5+tail*275) + 2)
 
 // hotCell measures one client whose goroutines all increment one cell, and many clients.
 func hotCell(r *run) {
-	rate := func(clients, goroutines int, lasts time.Duration) (perSecond, requests float64, took []time.Duration) {
+	rate := func(clients, goroutines int, lasts time.Duration) (perSecond, requests float64, took []time.Duration, kinds string) {
 		w := r.world(3, 1, 0, 1)
 		ctx, cancel := context.WithTimeout(w.Context(), lasts+time.Minute)
 		defer cancel()
 		done, took := busy(w.clients(clients, txn.Config{}, false), goroutines, lasts, func(c *txn.Client, _ *rand.Rand) error {
 			return increment(ctx, c, "hot")
 		})
-		return float64(total(done)) / lasts.Seconds(), float64(w.cluster.Sum(model.All).Requests) / float64(max(total(done), 1)), took
+		return float64(total(done)) / lasts.Seconds(), float64(w.cluster.Sum(model.All).Requests) / float64(max(total(done), 1)), took, w.kinds()
 	}
 	for _, n := range []struct {
 		what                string
 		clients, goroutines int
 		lasts               time.Duration
 	}{{"of one client", 1, r.Busy, 4 * r.Each}, {"of many clients", r.Fight, 4, r.Each}} {
-		perSecond, requests, took := rate(n.clients, n.goroutines, n.lasts)
+		perSecond, requests, took, kinds := rate(n.clients, n.goroutines, n.lasts)
 		what := n.what
 		r.atLeast("commits "+what, perSecond, .8*oneCell, "1/s", "0.8 of what round trips allow; %d clients with %d goroutines; p50 %.0f ms, p99 %.0f ms", n.clients, n.goroutines, quantile(took, .5), quantile(took, .99))
-		r.atMost("requests a commit "+what, requests, 30, "requests", "")
+		r.atMost("requests a commit "+what, requests, 30, "requests", "%s", kinds)
 	}
 }
 
