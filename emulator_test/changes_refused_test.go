@@ -139,7 +139,7 @@ func changesOperations() map[string]func(context.Context, *txn.Client) (any, err
 		"Journaled":   func(ctx context.Context, c *txn.Client) (any, error) { return changes.Journaled(ctx, c, "a") },
 		"EnteredRows": func(ctx context.Context, c *txn.Client) (any, error) { return changes.EnteredRows(ctx, c, "a") },
 		"write Pending": func(ctx context.Context, c *txn.Client) (any, error) {
-			return count(changes.Pending(ctx, c, []string{"a"}, 0, 1))
+			return count(changes.Pending(ctx, c, []string{"a"}, changes.Part{Of: 1}))
 		},
 		"write Enter": nothing(func(ctx context.Context, c *txn.Client) error {
 			ts, err := c.Timestamp(ctx)

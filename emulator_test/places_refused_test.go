@@ -277,7 +277,7 @@ func TestChangesRefusedAtEachPlace(t *testing.T) {
 			"Notifications": func(ctx context.Context, c *txn.Client) error { return first(changes.Notifications(ctx, c, "a", nil)) },
 			"Sweep":         func(ctx context.Context, c *txn.Client) error { return first(changes.Sweep(ctx, c, "a", nil)) },
 			"Pending": func(ctx context.Context, c *txn.Client) error {
-				return first(changes.Pending(ctx, c, []string{"a"}, 0, 1))
+				return first(changes.Pending(ctx, c, []string{"a"}, changes.Part{Of: 1}))
 			},
 			"SweepPositions": func(ctx context.Context, c *txn.Client) error {
 				all, err := changes.SweepPositions(ctx, c, nil, "a")

@@ -41,6 +41,8 @@ type journal struct {
 	took     time.Duration // the last turn
 	rest     time.Duration // of all workers after it
 	cost     time.Duration // about how long one request after the other for the whole journal takes
+	pace     time.Duration // the same, of the last turn that read its parts completely; 0: none did
+	late     time.Time     // since when each turn has left out a part that did not answer; 0: the last one did not
 	locks    tso.Locks     // nil: none
 	busy     bool          // the last turn found something
 	whole    time.Time     // the last turn that read the whole journal
@@ -279,7 +281,20 @@ func (j *journal) turn(ctx context.Context) error {
 	}
 	j.scanner.reads.Add(1)
 	sum, nothing, failed := j.read(ctx, tables, first, parts, of)
-	j.ends(time.Since(began), sum, parts, of, nothing, failed != nil)
+	took := time.Since(began)
+	switch {
+	case errors.Is(failed, changes.ErrLate):
+		took = min(took, j.took) // the pause does not follow from what was late
+		if j.late.IsZero() {
+			j.late = began
+		}
+	default:
+		j.late = time.Time{}
+		if failed == nil {
+			j.pace = max(sum*time.Duration(of)/time.Duration(parts), 1)
+		}
+	}
+	j.ends(took, sum, parts, of, nothing, failed != nil)
 	release(errors.Join(failed, ctx.Err()))
 	return failed
 }
@@ -331,18 +346,37 @@ func (j *journal) parts() int {
 	return min(max(int(j.cost/time.Second), 1), 8*j.threads)
 }
 
+// firstPatience is how long a worker waits for a part of the journal before it has read one.
+const firstPatience = time.Minute
+
+// patience returns how long a page of one of so many parts of the journal may take: three times as long as
+// the whole part did last, or a second. While a part is late, it grows, because the part may only be slow.
+// But what is new in other parts waits for it.
+func (j *journal) patience(of int) time.Duration {
+	if j.pace == 0 {
+		return firstPatience
+	}
+	d := max(time.Second, 3*max(j.pace, j.cost)/time.Duration(of))
+	if !j.late.IsZero() {
+		d = max(d, min(time.Since(j.late)/10, maxTurn))
+	}
+	return d
+}
+
 // read reads parts of the journal, from the first one on, as many at a time as the worker has threads;
 // of is how many there are. It offers what it finds. sum is the time that the parts took, together. A
-// part that Bigtable does not answer for does not hold up the others while a thread is left.
+// tablet of the journal that does not answer holds up the others for about a second, and nobody while
+// it was late in the last turn.
 func (j *journal) read(ctx context.Context, tables []string, first, parts, of int) (sum time.Duration, nothing bool, failed error) {
 	nothing = true
+	patience := j.patience(of)
 	var mu sync.Mutex
 	var g errgroup.Group
 	g.SetLimit(j.threads)
 	for part := first; part < first+parts; part++ {
 		g.Go(func() error {
 			began := time.Now()
-			for n, err := range changes.Pending(ctx, j.search.Client, tables, part, of) {
+			for n, err := range changes.Pending(ctx, j.search.Client, tables, changes.Part{N: part, Of: of, Patience: patience, Apart: !j.late.IsZero()}) {
 				mu.Lock()
 				switch {
 				case err == nil:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
+	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -278,6 +280,91 @@ func TestTabletOfEntryDown(t *testing.T) {
 		pass(5 * time.Minute)
 		wantEffects(t, env, "a", 0)
 		wantEffects(t, env, "z", 1)
+	})
+}
+
+// metadataTablets divides the metadata table at keys, as far as a client can see.
+func metadataTablets(keys ...string) grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		s, err := streamer(ctx, d, cc, method, opts...)
+		return &sampled{ClientStream: s, keys: keys}, err
+	})
+}
+
+type sampled struct {
+	grpc.ClientStream
+	keys    []string
+	samples bool // of the metadata table
+}
+
+func (s *sampled) SendMsg(m any) error {
+	r, ok := m.(*btpb.SampleRowKeysRequest)
+	s.samples = ok && strings.HasSuffix(r.TableName, "/percolator")
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *sampled) RecvMsg(m any) error {
+	if !s.samples || len(s.keys) == 0 {
+		return s.ClientStream.RecvMsg(m)
+	}
+	m.(*btpb.SampleRowKeysResponse).RowKey = []byte(s.keys[0])
+	s.keys = s.keys[1:]
+	return nil
+}
+
+// TestTabletOfJournalDown: while a tablet with entries does not answer, the entries of the other tablets are
+// found within seconds, and its own once it answers.
+func TestTabletOfJournalDown(t *testing.T) {
+	virtual(t, func(t *testing.T, env *txntest.Env) {
+		register(t, env.Client, input, "o", false)
+		rows := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
+		key := map[string]string{} // of the entries
+		for _, row := range rows {
+			put(t, env.Client, input, row, "v")
+			if err := env.Bigtable.Open("percolator").ReadRows(t.Context(), bigtable.PrefixRange("journal/"), func(r bigtable.Row) bool {
+				if !slices.Contains(slices.Collect(maps.Values(key)), r.Key()) {
+					key[row] = r.Key()
+				}
+				return true
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		slices.SortFunc(rows, func(a, b string) int { return strings.Compare(key[a], key[b]) })
+		first, ill, last := rows[0], rows[3], rows[7]
+		faults := txntest.NewFaults(t)
+		startElsewhere(t, env, notify.Config{}, faults, metadataTablets(key[rows[2]], key[rows[5]]))
+		for _, row := range rows {
+			wantEffects(t, env, row, 1)
+		}
+		faults.Reset()
+		down := faults.On("tablet of the journal", func(c txntest.Call) bool {
+			r, ok := c.Request.(*btpb.ReadRowsRequest)
+			return ok && c.Step == txntest.StepJournalRead && slices.ContainsFunc(r.GetRows().GetRowRanges(), func(r *btpb.RowRange) bool {
+				return string(r.GetStartKeyClosed()) < key[rows[5]] && string(r.GetEndKeyOpen()) > key[rows[2]]
+			})
+		}, txntest.Hold, 0)
+		put(t, env.Client, input, ill, "w")
+		<-down.Fired()
+		for i := range 3 {
+			put(t, env.Client, input, first, "w")
+			put(t, env.Client, input, last, "w")
+			pass(10 * time.Second)
+			wantEffects(t, env, first, 2+i)
+			wantEffects(t, env, last, 2+i)
+			wantEffects(t, env, ill, 1)
+		}
+		if n := faults.Count()[txntest.StepJournalRead]; n > 60 {
+			t.Errorf("%d reads of the journal in 30 s", n)
+		}
+		down.Release()
+		pass(20 * time.Second)
+		wantEffects(t, env, ill, 2)
+		faults.Reset()
+		pass(time.Minute)
+		if n := faults.Count()[txntest.StepJournalRead]; n < 4 || n > 12 {
+			t.Errorf("%d reads of the journal in a minute after the outage", n)
+		}
 	})
 }
 

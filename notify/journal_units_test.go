@@ -412,7 +412,7 @@ func TestTurns(t *testing.T) {
 		pending := func(first, parts, of int) []string {
 			return reads(func() {
 				for part := first; part < first+parts; part++ {
-					for _, err := range changes.Pending(t.Context(), c, []string{"t"}, part, of) {
+					for _, err := range changes.Pending(t.Context(), c, []string{"t"}, changes.Part{N: part, Of: of}) {
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -505,6 +505,25 @@ func TestTurns(t *testing.T) {
 			}
 			if left := time.Since(j.whole); left != tt.left && tt.reads != nil {
 				t.Errorf("%s: the last whole read was %v ago, want %v", when, left, tt.left)
+			}
+		}
+	})
+}
+
+// TestPatienceOfAJournal: how long a page may take follows from the last complete read, and from how long a
+// part has been late.
+func TestPatienceOfAJournal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct{ pace, cost, late, want time.Duration }{
+			{0, 0, 0, firstPatience}, {1, 0, 0, time.Second}, {time.Minute, 0, 0, 45 * time.Second}, {1, time.Minute, 0, 45 * time.Second},
+			{1, 0, 9 * time.Second, time.Second}, {1, 0, 30 * time.Second, 3 * time.Second}, {1, 0, time.Hour, maxTurn},
+		} {
+			j := &journal{pace: tt.pace, cost: tt.cost}
+			if tt.late > 0 {
+				j.late = time.Now().Add(-tt.late)
+			}
+			if got := j.patience(4); got != tt.want {
+				t.Errorf("%+v: %v", tt, got)
 			}
 		}
 	})

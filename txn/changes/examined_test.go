@@ -137,7 +137,7 @@ func TestExaminedEntries(t *testing.T) {
 						mu.Lock()
 						listening, n = true, i
 						mu.Unlock()
-						for found, err := range changes.Pending(t.Context(), c, []string{"t"}, 0, 1) {
+						for found, err := range changes.Pending(t.Context(), c, []string{"t"}, changes.Part{Of: 1}) {
 							if err != nil {
 								if errs = append(errs, err); found.Cell.Table != "t" && len(sent[2]) > 1 {
 									t.Errorf("of table %q: %v", found.Cell.Table, err)

@@ -34,7 +34,7 @@ func Enter(ctx context.Context, client *txn.Client, ts tso.Timestamp, cells ...f
 
 // EnteredRows returns the rows of a table that the journal of pending work names.
 func EnteredRows(ctx context.Context, client *txn.Client, table string) (rows bigtable.RowList, err error) {
-	err = access.ResolverOf(client).Journal.Read(ctx, []string{table}, 0, 1, func(page []journal.Entry) bool {
+	err = access.ResolverOf(client).Journal.Read(ctx, []string{table}, journal.Part{Of: 1}, func(page []journal.Entry) bool {
 		for _, e := range page {
 			if e.Cell.Table == table {
 				rows = append(rows, e.Cell.Row)
@@ -54,18 +54,25 @@ const examineAfter = time.Minute
 // proof before it removes the entry.
 const forgetAfter = time.Hour
 
+// A Part is a part of the journal of pending work.
+type Part = journal.Part
+
+// ErrLate says that [Pending] has left out entries. The next call finds them.
+var ErrLate = journal.ErrLate
+
 // Pending iterates over the notifications of the tables that the journal of pending work names,
 // as [Sweep] does over those of rows: it also resolves expired locks. Its cost follows the number
-// of entries. It reads part n of the journal; of is the number of parts.
+// of entries. It reads a part of the journal.
 //
 // It removes entries whose cells have no notification, once nothing can bring one. If Bigtable
 // does not answer for some cells, Pending returns the error with the name of their table
-// (Notification.Cell.Table), and continues with the others.
-func Pending(ctx context.Context, client *txn.Client, tables []string, n, of int) iter.Seq2[Notification, error] {
+// (Notification.Cell.Table), and continues with the others. If it leaves out entries, because a tablet of
+// the journal is later than part.Patience, the last error matches [ErrLate].
+func Pending(ctx context.Context, client *txn.Client, tables []string, part Part) iter.Seq2[Notification, error] {
 	c := access.ResolverOf(client)
 	return func(yield func(Notification, error) bool) {
 		s := &journalScan{client: c, yield: yield}
-		err := c.Journal.Read(ctx, tables, n, of, func(page []journal.Entry) bool {
+		err := c.Journal.Read(ctx, tables, part, func(page []journal.Entry) bool {
 			byTable := map[string][]journal.Entry{}
 			for _, e := range page {
 				if slices.Contains(tables, e.Cell.Table) {

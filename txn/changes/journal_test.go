@@ -35,7 +35,7 @@ func TestBreakOutOfPending(t *testing.T) {
 		synctest.Wait()
 		for most := 1; most <= 4; most++ {
 			n := 0
-			for _, err := range changes.Pending(t.Context(), env.Client, tables, 0, 1) {
+			for _, err := range changes.Pending(t.Context(), env.Client, tables, changes.Part{Of: 1}) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -83,7 +83,7 @@ func TestBreakOutOfPendingSendsNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			sent := 0
-			for n, err := range changes.Pending(t.Context(), c, []string{"a"}, 0, 1) {
+			for n, err := range changes.Pending(t.Context(), c, []string{"a"}, changes.Part{Of: 1}) {
 				if err != nil || n.Cell != cell {
 					t.Fatal(n, err)
 				}

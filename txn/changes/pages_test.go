@@ -77,7 +77,7 @@ func TestSeveralPages(t *testing.T) {
 			"Observations":   {3, counted(changes.Observations(t.Context(), c, "t", nil))},
 			"FindUnfinished": {6, counted(changes.FindUnfinished(t.Context(), c, "t", nil, now, true))},
 			"DeadLetters":    {3, counted(changes.DeadLetters(t.Context(), c))},
-			"Pending":        {most, counted(changes.Pending(t.Context(), c, []string{"small"}, 0, 1))},
+			"Pending":        {most, counted(changes.Pending(t.Context(), c, []string{"small"}, changes.Part{Of: 1}))},
 		} {
 			n, requests := 0, len(faults.Calls())
 			for _, err := range of.all {

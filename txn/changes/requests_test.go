@@ -288,7 +288,7 @@ func TestPendingOfTables(t *testing.T) {
 		synctest.Wait()
 		for _, tables := range [][]string{sameHash[:1], sameHash[1:], sameHash} {
 			var found []string
-			for n, err := range changes.Pending(t.Context(), env.Client, tables, 0, 1) {
+			for n, err := range changes.Pending(t.Context(), env.Client, tables, changes.Part{Of: 1}) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -380,7 +380,7 @@ func TestPendingBesideALiveLock(t *testing.T) {
 		pending := func() (sent int) {
 			t.Helper()
 			before := len(faults.Calls())
-			for n, err := range changes.Pending(t.Context(), c, []string{"t"}, 0, 1) {
+			for n, err := range changes.Pending(t.Context(), c, []string{"t"}, changes.Part{Of: 1}) {
 				t.Errorf("%+v, %v", n, err)
 			}
 			return len(faults.Calls()) - before

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -297,12 +298,30 @@ func (j *Journal) Remove(ctx context.Context, removals ...Removal) error {
 	return err
 }
 
-// Read calls fn with the entries of part n of the journal of tables, page by page, until fn returns
-// false. of is the number of parts. It leaves out what it cannot parse.
-func (j *Journal) Read(ctx context.Context, tables []string, n, of int, fn func([]Entry) (goOn bool)) error {
+// ErrLate says that entries are left out, because their tablets did not answer in time.
+var ErrLate = errors.New("percolator: a tablet of the journal of pending work did not answer in time")
+
+// maxTablets is how many tablets Read reads at the same time while one is late.
+const maxTablets = 16
+
+// A Part says which part of the journal to read, and for how long to wait for it.
+type Part struct {
+	// N is the number of the part, from 0, and Of how many there are.
+	N, Of int
+	// Patience is how long a page may take; 0: until the context ends. If one takes longer, the tablets
+	// of what is left are read apart, at the same time. What is later than that again is left out.
+	Patience time.Duration
+	// Apart reads the tablets apart from the beginning.
+	Apart bool
+}
+
+// Read calls fn with the entries of a part of the journal of tables, page by page, until fn returns
+// false. It leaves out what it cannot parse. If it leaves out a tablet, the error matches ErrLate, after
+// the entries of the others.
+func (j *Journal) Read(ctx context.Context, tables []string, p Part, fn func([]Entry) (goOn bool)) error {
 	var rs bigtable.RowRangeList
 	for _, t := range tables {
-		rs = append(rs, rangeOf(t, n, of))
+		rs = append(rs, rangeOf(t, p.N, p.Of))
 	}
 	if len(rs) == 0 {
 		return nil // no range would be all rows
@@ -310,12 +329,81 @@ func (j *Journal) Read(ctx context.Context, tables []string, n, of int, fn func(
 	if err := j.store.CheckOpen(); err != nil {
 		return err
 	}
-	return j.read(ctx, rs, fn)
+	rest, err := store.NewRowSet(rs)
+	if err != nil {
+		return err
+	}
+	if !p.Apart {
+		if rest, err = j.read(ctx, rest, p.Patience, fn); !errors.Is(err, ErrLate) {
+			return err
+		}
+	}
+	return j.readApart(ctx, rest, p.Patience, fn)
+}
+
+// readApart reads each tablet of rest by itself, several at the same time.
+func (j *Journal) readApart(ctx context.Context, rest store.RowSet, patience time.Duration, fn func([]Entry) (goOn bool)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	found := make(chan []Entry)
+	failed := make(chan error, 1)
+	go func() {
+		defer close(found)
+		var mu sync.Mutex
+		var errs []error
+		var g errgroup.Group
+		g.SetLimit(maxTablets)
+		for _, tablet := range j.tablets(ctx, rest, patience) {
+			g.Go(func() error {
+				_, err := j.read(ctx, tablet, patience, func(page []Entry) bool {
+					select {
+					case found <- page:
+						return true
+					case <-ctx.Done():
+						return false
+					}
+				})
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+				return nil
+			})
+		}
+		_ = g.Wait()
+		failed <- errors.Join(errs...)
+	}()
+	for page := range found { // by this goroutine alone
+		if !fn(page) {
+			cancel()
+			for range found { // until nothing is under way
+			}
+			return nil
+		}
+	}
+	return <-failed
+}
+
+// tablets divides rows into those of each tablet. It waits for Bigtable to say where tablets end, for
+// that long.
+func (j *Journal) tablets(ctx context.Context, rest store.RowSet, patience time.Duration) (parts []store.RowSet) {
+	if patience > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, patience)
+		defer cancel()
+	}
+	all := []store.KeyRange{{}}
+	for _, tablet := range j.store.Metadata.Tablets(ctx, store.RowSet{Ranges: all}) {
+		part := store.RowSet{Ranges: store.Without(rest.Ranges, store.Without(all, tablet.Ranges))}
+		if !part.Empty() {
+			parts = append(parts, part)
+		}
+	}
+	return parts
 }
 
 // Find returns the entries of cells, by cell.
 func (j *Journal) Find(ctx context.Context, cells ...format.Cell) (map[format.Cell]Entry, error) {
-	var rows bigtable.RowList
+	var rows []string
 	for _, c := range cells {
 		rows = append(rows, RowKey(c))
 	}
@@ -324,7 +412,7 @@ func (j *Journal) Find(ctx context.Context, cells ...format.Cell) (map[format.Ce
 		return found, nil
 	}
 	slices.Sort(rows)
-	err := j.read(ctx, slices.Compact(rows), func(page []Entry) bool {
+	_, err := j.read(ctx, store.RowSet{Keys: slices.Compact(rows)}, 0, func(page []Entry) bool {
 		for _, e := range page {
 			found[e.Cell] = e
 		}
@@ -333,11 +421,9 @@ func (j *Journal) Find(ctx context.Context, cells ...format.Cell) (map[format.Ce
 	return found, err
 }
 
-func (j *Journal) read(ctx context.Context, rs bigtable.RowSet, fn func([]Entry) (goOn bool)) error {
-	rest, err := store.NewRowSet(rs)
-	if err != nil {
-		return err
-	}
+// read reads rows, page by page. If a page takes longer than patience (0: no bound), it returns ErrLate
+// and the rows that are left.
+func (j *Journal) read(ctx context.Context, rest store.RowSet, patience time.Duration, fn func([]Entry) (goOn bool)) (left store.RowSet, err error) {
 	newest := store.Interleave(
 		store.Chain(store.ExactColumn(store.DeployFamily, txnQualifier), store.Latest),
 		store.Chain(store.ExactColumn(store.DeployFamily, notifyQualifier), store.Latest),
@@ -346,7 +432,11 @@ func (j *Journal) read(ctx context.Context, rs bigtable.RowSet, fn func([]Entry)
 	var pieces store.Pieces
 	for !rest.Empty() {
 		var page []Entry
-		rest, err = j.store.Metadata.ReadPage(ctx, &pieces, rest, pageEntries, newest, func(raw bigtable.Row) bool {
+		rctx, cancel := ctx, context.CancelFunc(func() {})
+		if patience > 0 {
+			rctx, cancel = context.WithTimeout(ctx, patience)
+		}
+		left, err = j.store.Metadata.ReadPage(rctx, &pieces, rest, pageEntries, newest, func(raw bigtable.Row) bool {
 			if e, err := decode(raw); err == nil {
 				page = append(page, e)
 			} else {
@@ -354,14 +444,19 @@ func (j *Journal) read(ctx context.Context, rs bigtable.RowSet, fn func([]Entry)
 			}
 			return true
 		})
-		if err != nil {
-			return err
+		late := rctx.Err() != nil && ctx.Err() == nil
+		cancel()
+		switch {
+		case err != nil && late:
+			return rest, fmt.Errorf("%w: %w", ErrLate, err)
+		case err != nil:
+			return rest, err
+		case len(page) > 0 && !fn(page):
+			return rest, nil
 		}
-		if len(page) > 0 && !fn(page) {
-			return nil
-		}
+		rest = left
 	}
-	return nil
+	return rest, nil
 }
 
 // Forget removes everything about a table that no client uses any more.

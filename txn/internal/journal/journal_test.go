@@ -84,7 +84,7 @@ func (w *world) entries(cells ...format.Cell) map[format.Cell]journal.Entry {
 		w.must(err)
 		return found
 	}
-	w.must(w.Read(w.Context(), []string{"a", "b", "c"}, 0, 1, func(page []journal.Entry) bool {
+	w.must(w.Read(w.Context(), []string{"a", "b", "c"}, journal.Part{Of: 1}, func(page []journal.Entry) bool {
 		for _, e := range page {
 			found[e.Cell] = e
 		}
@@ -120,8 +120,8 @@ func TestEntries(t *testing.T) {
 		w.want(w.entries(cell("a", "none")))
 
 		var pages int
-		w.must(w.Read(w.Context(), nil, 0, 1, func([]journal.Entry) bool { pages++; return true }))
-		w.must(w.Read(w.Context(), []string{"c"}, 0, 1, func([]journal.Entry) bool { pages++; return true }))
+		w.must(w.Read(w.Context(), nil, journal.Part{Of: 1}, func([]journal.Entry) bool { pages++; return true }))
+		w.must(w.Read(w.Context(), []string{"c"}, journal.Part{Of: 1}, func([]journal.Entry) bool { pages++; return true }))
 		if pages != 0 {
 			t.Errorf("without entries, %d pages were read", pages)
 		}
@@ -182,24 +182,39 @@ func TestPagesOfTheJournal(t *testing.T) {
 		m := bigtable.NewMutation()
 		m.Set(store.DeployFamily, "t", base.Cell(), []byte("damaged"))
 		w.must(w.env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), journal.RowKey(cell("a", "7")), m))
-		for _, goOn := range []bool{true, false} {
+		for i := range 4 {
+			goOn, apart := i%2 == 0, i > 1
 			w.log.Reset()
 			var pages []int
-			w.must(w.Read(w.Context(), []string{"a", "b"}, 0, 1, func(page []journal.Entry) bool {
-				pages = append(pages, len(page))
+			sum := 0
+			w.must(w.Read(w.Context(), []string{"a", "b"}, journal.Part{Of: 1, Patience: time.Second, Apart: apart}, func(page []journal.Entry) bool {
+				pages, sum = append(pages, len(page)), sum+len(page)
 				return goOn
 			}))
 			damaged := strings.Count(w.log.String(), "an entry of the journal is damaged") + strings.Count(w.log.String(), "does not parse")
-			if goOn && (len(pages) != 2 || pages[0]+pages[1] != 1499 || damaged != 2) {
+			if goOn && (len(pages) != 2 && !apart || sum != 1499 || damaged != 2) {
 				t.Errorf("the pages have %v entries; log: %s", pages, w.log.String())
 			}
 			if !goOn && len(pages) != 1 {
 				t.Errorf("after its function said no, %d pages were read", len(pages))
 			}
 		}
+		away := w.faults.On("journal", func(c txntest.Call) bool { return c.Step == txntest.StepJournalRead }, txntest.Crash, 0)
+		began := time.Now()
+		err := w.Read(w.Context(), []string{"a", "b"}, journal.Part{Of: 1, Patience: time.Second}, func([]journal.Entry) bool {
+			t.Error("it does not answer, and has entries")
+			return true
+		})
+		<-away.Fired()
+		if took := time.Since(began); !errors.Is(err, journal.ErrLate) || took < 2*time.Second || took > 3*time.Second {
+			t.Errorf("nothing answers: %v after %v", err, took)
+		}
+		away.Release()
+		w.client = w.env.NewClient(txn.Config{TokenTTL: -1})
+		w.Journal = access.ResolverOf(w.client).Journal
 		found := map[string]int{}
 		for n := range 3 {
-			w.must(w.Read(w.Context(), []string{"a"}, n, 3, func(page []journal.Entry) bool {
+			w.must(w.Read(w.Context(), []string{"a"}, journal.Part{N: n, Of: 3}, func(page []journal.Entry) bool {
 				for _, e := range page {
 					found[e.Cell.Row]++
 				}
