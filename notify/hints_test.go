@@ -5,78 +5,18 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/notify"
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// hintingOracle is an oracle that carries hints, as a served one does.
-type hintingOracle struct {
-	tso.Oracle
-	*sharedHints
-}
-
-func newHintingOracle() hintingOracle {
-	return hintingOracle{tso.NewLocal(tso.LocalConfig{}), &sharedHints{topics: map[string]chan tso.Hint{}}}
-}
-
-// sharedHints give each hint to one subscriber of its topic. They drop none.
-type sharedHints struct {
-	mu          sync.Mutex
-	topics      map[string]chan tso.Hint
-	subscribers atomic.Int32
-	received    atomic.Int32
-}
-
-func (s *sharedHints) topic(name string) chan tso.Hint {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.topics[name] == nil {
-		s.topics[name] = make(chan tso.Hint, 100)
-	}
-	return s.topics[name]
-}
-
-func (s *sharedHints) PublishHints(hints ...tso.Hint) {
-	for _, h := range hints {
-		s.received.Add(1)
-		s.topic(h.Topic) <- h
-	}
-}
-
-func (s *sharedHints) SubscribeHints(ctx context.Context, topics []string, deliver func(tso.Hint)) error {
-	s.subscribers.Add(1)
-	defer s.subscribers.Add(-1)
-	var delivering sync.Mutex
-	var g sync.WaitGroup
-	for _, name := range topics {
-		g.Go(func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case h := <-s.topic(name):
-					delivering.Lock()
-					deliver(h)
-					delivering.Unlock()
-				}
-			}
-		})
-	}
-	g.Wait()
-	return nil
-}
-
 // A change that another process commits is run without waiting for the scan,
 // which this worker begins an hour later.
 func TestHintsFromOtherProcesses(t *testing.T) {
-	oracle := newHintingOracle()
+	oracle := txntest.NewHintingOracle()
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
 	env.CreateTable("docs", "d")
 	ran := make(chan txn.Cell, 1)
@@ -96,7 +36,7 @@ func TestHintsFromOtherProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, w)
-	for oracle.subscribers.Load() == 0 || scanner.Stats().Pieces == 0 { // neither gives a signal
+	for oracle.Subscribers() == 0 || scanner.Stats().Pieces == 0 { // neither gives a signal
 		runtime.Gosched()
 	}
 	writer := env.NewClient(txn.Config{Oracle: oracle, TokenTTL: -1})
@@ -113,7 +53,7 @@ func TestHintsFromOtherProcesses(t *testing.T) {
 // each pattern that it is in, so that it reaches a worker of each. Cells of other families cost
 // nothing.
 func TestHintsOfPatterns(t *testing.T) {
-	oracle := newHintingOracle()
+	oracle := txntest.NewHintingOracle()
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
 	env.CreateTable("docs", "d", "other")
 	ran := make(chan string, 100)
@@ -134,7 +74,7 @@ func TestHintsOfPatterns(t *testing.T) {
 		}
 		handle(t, w, fmt.Sprint("o", i), of, func(context.Context, *txn.Txn, txn.Cell) error { return nil })
 		start(t, w)
-		for int(oracle.subscribers.Load()) <= i || i == 0 && scanner.Stats().Pieces == 0 { // neither gives a signal; the first worker scans for all
+		for oracle.Subscribers() <= i || i == 0 && scanner.Stats().Pieces == 0 { // neither gives a signal; the first worker scans for all
 			runtime.Gosched()
 		}
 		workers = append(workers, w)
@@ -148,7 +88,7 @@ func TestHintsOfPatterns(t *testing.T) {
 		{"tag/\x00\xff", []string{"o0 r\x00/tag/\x00\xff", "o1 r\x00/tag/\x00\xff"}},
 		{"", []string{"o0 r\x00/"}},
 	} {
-		before := oracle.received.Load()
+		before := oracle.Received()
 		put(t, writer, columnOf("docs", "d", test.qualifier), "r\x00", "v")
 		var runs []string
 		for range test.runs {
@@ -158,13 +98,13 @@ func TestHintsOfPatterns(t *testing.T) {
 		if !slices.Equal(runs, test.runs) {
 			t.Errorf("runs %q, want %q", runs, test.runs)
 		}
-		if n := int(oracle.received.Load() - before); n != len(test.runs) {
+		if n := oracle.Received() - before; n != len(test.runs) {
 			t.Errorf("%d hints of %q, want %d", n, test.qualifier, len(test.runs))
 		}
 	}
-	before := oracle.received.Load()
+	before := oracle.Received()
 	put(t, writer, columnOf("docs", "other", "tag/a"), "r", "v")
-	if n := oracle.received.Load() - before; n != 0 {
+	if n := oracle.Received() - before; n != 0 {
 		t.Errorf("%d hints of a cell that nobody watches", n)
 	}
 	for i, w := range workers {

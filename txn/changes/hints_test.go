@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/tso"
@@ -14,65 +12,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// hintingOracle is an oracle that carries hints, as a served one does.
-type hintingOracle struct {
-	tso.Oracle
-	*sharedHints
-}
-
-func newHintingOracle() hintingOracle {
-	return hintingOracle{tso.NewLocal(tso.LocalConfig{}), &sharedHints{topics: map[string]chan tso.Hint{}}}
-}
-
-// sharedHints give each hint to one subscriber of its topic. They drop none.
-type sharedHints struct {
-	mu          sync.Mutex
-	topics      map[string]chan tso.Hint
-	subscribers atomic.Int32
-}
-
-func (s *sharedHints) topic(name string) chan tso.Hint {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.topics[name] == nil {
-		s.topics[name] = make(chan tso.Hint, 100)
-	}
-	return s.topics[name]
-}
-
-func (s *sharedHints) PublishHints(hints ...tso.Hint) {
-	for _, h := range hints {
-		s.topic(h.Topic) <- h
-	}
-}
-
-func (s *sharedHints) SubscribeHints(ctx context.Context, topics []string, deliver func(tso.Hint)) error {
-	s.subscribers.Add(1)
-	defer s.subscribers.Add(-1)
-	var delivering sync.Mutex
-	var g sync.WaitGroup
-	for _, name := range topics {
-		g.Go(func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case h := <-s.topic(name):
-					delivering.Lock()
-					deliver(h)
-					delivering.Unlock()
-				}
-			}
-		})
-	}
-	g.Wait()
-	return nil
-}
-
 // What a process commits and does not handle itself is hinted to another process.
 // What it does handle is not.
 func TestHintsBetweenProcesses(t *testing.T) {
-	oracle := newHintingOracle()
+	oracle := txntest.NewHintingOracle()
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
 	observed := txn.Column{Family: "bal", Qualifier: "us\x00d"}
 	env.CreateTable("accounts", "bal")
@@ -97,7 +40,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for oracle.subscribers.Load() == 0 { // subscribing gives no signal
+	for oracle.Subscribers() == 0 { // subscribing gives no signal
 		runtime.Gosched()
 	}
 	write("r\x00w")
@@ -118,7 +61,7 @@ func TestHintsBetweenProcesses(t *testing.T) {
 }
 
 // refusedHints are hints that cannot be subscribed to.
-type refusedHints struct{ hintingOracle }
+type refusedHints struct{ *txntest.HintingOracle }
 
 var errHints = errors.New("on purpose")
 
@@ -126,7 +69,7 @@ func (refusedHints) SubscribeHints(context.Context, []string, func(tso.Hint)) er
 
 // TestHintsRefused: a worker learns that it gets no hints.
 func TestHintsRefused(t *testing.T) {
-	oracle := refusedHints{newHintingOracle()}
+	oracle := refusedHints{txntest.NewHintingOracle()}
 	env := txntest.New(t, txntest.WithConfig(txn.Config{Oracle: oracle}))
 	if err := changes.SubscribeHints(t.Context(), env.Client, []changes.ObservedColumn{{Table: "t", Column: observedCell.Column()}}, func(txn.Cell) {}); !errors.Is(err, errHints) {
 		t.Error(err)
