@@ -376,24 +376,32 @@ func (h *comboHistory) collect(cfg gc.Config, feature string) {
 	h.counts.add(feature, 1)
 }
 
-// collectSlowly begins a collection that takes a minute for each row, in a deployment that collects
-// regularly.
-func (h *comboHistory) collectSlowly() {
+// collectSlowly begins a collection that takes some time for each row.
+func (h *comboHistory) collectSlowly(row time.Duration) {
 	if h.slow != nil {
 		return
 	}
-	for range 2 {
-		h.collect(gc.Config{}, "collection")
-		<-time.After(retention + time.Minute)
-	}
+	h.collect(gc.Config{}, "collection")
+	<-time.After(retention + time.Minute) // so it removes what has expired since the last phase
 	h.slow = make(chan error, 1)
 	c := h.env.NewClient(txn.Config{Oracle: h.oracle, TokenTTL: -1})
 	go func() {
-		_, err := gc.Run(h.ctx, c, gc.Config{Retention: retention, Rate: 1.0 / 60})
+		_, err := gc.Run(h.ctx, c, gc.Config{Retention: retention, Rate: 1 / row.Seconds()})
 		h.slow <- err
 	}()
 	h.act("slow collection")
 	h.counts.add("slow collection", 1)
+}
+
+// readAll reads table a, and lets its snapshot be read again.
+func (h *comboHistory) readAll() {
+	shot, err := h.clients[0].Snapshot(h.ctx)
+	h.must(err)
+	rows, err := collectRows(shot.Table("a").ReadRows(h.ctx, nil))
+	h.must(err)
+	s := &comboSession{comboHistory: h, name: "beside a slow collection"}
+	s.saw("snapshot", "a", "", shot.ReadTS(), nil, query{contains: func(string) bool { return true }, text: "all rows"}, rows)
+	h.keep(shot)
 }
 
 func (h *comboHistory) endSlow() {
@@ -433,10 +441,23 @@ func (h *comboHistory) between(things []string) {
 				h.collect(gc.Config{FullEvery: 24 * time.Hour}, what)
 			}
 		case "slow collection":
-			h.collectSlowly()
-			<-time.After(time.Duration(h.rnd.IntN(40)) * time.Minute)
+			if h.slow != nil || !h.plan.On.Has("expiry changed") || h.rnd.IntN(3) == 0 {
+				h.collectSlowly(time.Minute)
+				<-time.After(time.Duration(1+h.rnd.IntN(40)) * time.Minute)
+				continue
+			}
+			// While it is at work, the expiry is taken back that it relies on.
+			h.changeExpiry(20 * time.Second)
+			h.collectSlowly(5 * time.Minute)
+			<-time.After(time.Duration(3+h.rnd.IntN(15)) * time.Minute)
+			h.changeExpiry(0, 100*time.Hour)
+			h.readAll()
+			if h.rnd.IntN(2) == 0 {
+				h.endSlow()
+				h.readAll()
+			}
 		case "expiry changed":
-			h.changeExpiry()
+			h.changeExpiry(append([]time.Duration{0, 0, 100 * time.Hour}, expiryChoices...)...)
 		case "leave":
 			h.leave()
 		case "repair":
@@ -449,12 +470,13 @@ func (h *comboHistory) between(things []string) {
 }
 
 // changeExpiry sets, changes or removes the expiry of family f, and waits until every client knows.
-func (h *comboHistory) changeExpiry() {
+func (h *comboHistory) changeExpiry(to ...time.Duration) {
 	last := h.epochs[len(h.epochs)-1].lasts["a/f"]
-	after := last
-	for after == last {
-		after = append([]time.Duration{0, 0, 100 * time.Hour}, expiryChoices...)[h.rnd.IntN(7)]
+	to = slices.DeleteFunc(to, func(after time.Duration) bool { return after == last })
+	if len(to) == 0 {
+		return
 	}
+	after := to[h.rnd.IntN(len(to))]
 	if last > 0 && after > last || last > 0 && after == 0 {
 		h.counts.add("longer expiries", 1)
 	}
