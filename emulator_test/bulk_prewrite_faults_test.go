@@ -134,7 +134,7 @@ func TestBulkPrewriteOfOneRowFails(t *testing.T) {
 	}{
 		{"for a moment", codes.Internal, 2, "", []int{4, 1, 1}},
 		{"for good", codes.FailedPrecondition, 1, "FailedPrecondition", []int{4}},
-		{"for long", codes.Internal, 1 << 30, "longer than Config.LockTTL", nil},
+		{"for long", codes.Internal, 1 << 30, "gave up its locks", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -119,37 +119,35 @@ func TestConflictingTransactionDoesNotWait(t *testing.T) {
 	})
 }
 
-// After a prewrite whose answer was lost, a transaction may wait for a live one for
-// long. Before the fix the wait counted as time in which prewrites failed, and Update
-// gave up.
+// After a prewrite whose answer was lost, a transaction may wait long for a live one, which aborts then.
+// The wait does not count as time in which prewrites fail.
 func TestOneFailureBeforeALongWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, b, faults := newFaultyClient(t, txn.Config{})
 		mustSet(t, env.Client, "0", "y")
 		others := txntest.NewFaults(t)
 		y := env.NewClient(txn.Config{}, others.DialOptions()...)
+		txntest.Patient(y)
 		faults.OnStep(txntest.StepPrewrite, txntest.DropRequest)
-		slow := others.OnStep(txntest.StepCommit, txntest.Hold)
-		started := make(chan struct{})
-		runs := 0
-		done := inBackground(func() error {
-			_, err := b.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-				if runs++; runs == 1 {
-					young := beginSet(t, y, "young", "y")
-					go func() { _, _ = young.Commit(t.Context()) }()
-					<-slow.Fired()
-					close(started)
-				}
-				set(tx, "old", "y")
-				return nil
-			})
-			return err
-		})
-		<-started
+		slow := others.On("slow", stepOn(txntest.StepPrewrite, "z"), txntest.Hold, 1)
+		old := beginSet(t, b, "old", "y")
+		young := beginSet(t, y, "young", "y", "z")
+		ctx, abort := context.WithCancel(t.Context())
+		defer abort()
+		aborted := commitInBackground(ctx, young)
+		<-slow.Fired()
+		synctest.Wait() // y is locked
+		done := commitInBackground(t.Context(), old)
 		advance(15 * time.Second)
-		slow.Release()
-		if o := <-done; o.err != nil || runs != 2 {
-			t.Errorf("%d runs, then %v; want the conflict to be followed by a second run", runs, o.err)
+		if len(done) > 0 {
+			t.Fatal("the commit did not wait")
+		}
+		abort()
+		if o := <-aborted; o.err == nil {
+			t.Error("the other one has committed")
+		}
+		if o := <-done; o.err != nil {
+			t.Errorf("%v; want a commit after the other one has aborted", o.err)
 		}
 		wantValue(t, takeSnapshot(t, env.Client), "y", "old")
 	})

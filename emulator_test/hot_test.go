@@ -540,7 +540,7 @@ func TestLatchWaitEndsWithItsContext(t *testing.T) {
 		held := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
 		first := commitInBackground(t.Context(), beginSet(t, c, "1", "hot"))
 		<-held.Fired()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2) // before the row counts as stalled
 		defer cancel()
 		if _, err := beginSet(t, c, "2", "hot").Commit(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v; want the context's error", err)

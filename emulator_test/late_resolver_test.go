@@ -118,6 +118,7 @@ func TestReadBelowCommitDoesNotWait(t *testing.T) {
 func TestTimestampBeforeStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
+		txntest.Patient(a)
 		late := faults.On("prewrite of bob", stepOn(txntest.StepPrewrite, "bob"), txntest.Hold, 1)
 		secondaries := faults.OnStep(txntest.StepSecondaries, txntest.Hold)
 		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))

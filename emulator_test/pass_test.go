@@ -236,7 +236,7 @@ func TestPassLargeCommit(t *testing.T) {
 		var slowest time.Duration
 		const reads = 1000
 		for i := range reads {
-			advance(began.Add(time.Duration(i)*12*time.Millisecond + 300*time.Microsecond).Sub(time.Now()))
+			advance(time.Until(began.Add(time.Duration(i)*12*time.Millisecond + 300*time.Microsecond)))
 			asked := time.Now()
 			wantValue(t, takeSnapshot(t, reader), []string{"p", "s"}[i%2], "old")
 			slowest = max(slowest, time.Since(asked))
@@ -257,7 +257,9 @@ func TestPassLargeCommit(t *testing.T) {
 func holdPrewrite(t *testing.T, env *txntest.Env, away time.Duration) (*txn.Client, *txntest.Faults, *txntest.Rule) {
 	faults := txntest.NewFaults(t)
 	held := faults.On("a late prewrite", stepOn(txntest.StepPrewrite, "s"), txntest.Hold, 1)
-	return env.NewClient(txn.Config{PassLocks: true, SyncSecondaries: true}, append(faults.DialOptions(), slow(away)...)...), faults, held
+	owner := env.NewClient(txn.Config{PassLocks: true, SyncSecondaries: true}, append(faults.DialOptions(), slow(away)...)...)
+	txntest.Patient(owner)
+	return owner, faults, held
 }
 
 // TestPassStream: readers come one after the other while a transaction commits, each with a

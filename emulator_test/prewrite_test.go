@@ -209,7 +209,7 @@ func TestAbortAfterADoubledPrewrite(t *testing.T) {
 // The answer to a prewrite is lost, and so is the read of the row after it. The client tries again.
 func TestPrewriteAndLookAreLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second})
+		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: 400 * time.Millisecond})
 		tx := beginSet(t, a, "new", "row")
 		faults.On("prewrite", step(txntest.StepPrewrite), txntest.DropResponse, 1)
 		faults.On("look", step(txntest.StepRead), txntest.Crash, 1)
@@ -255,7 +255,9 @@ func TestPrewriteFailsBeforeAndAfterAWait(t *testing.T) {
 		stuck := others.On("other row", stepOn(txntest.StepPrewrite, "z"), txntest.Hold, 0)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		younger := commitInBackground(ctx, beginSet(t, env.NewClient(txn.Config{}, others.DialOptions()...), "younger", "row", "z"))
+		b := env.NewClient(txn.Config{}, others.DialOptions()...)
+		txntest.Patient(b)
+		younger := commitInBackground(ctx, beginSet(t, b, "younger", "row", "z"))
 		<-stuck.Fired()
 		synctest.Wait() // it has locked the row
 		second.Release()

@@ -34,6 +34,7 @@ func TestNewlyObservedColumn(t *testing.T) {
 func TestColumnObservedDuringCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Hour})
+		txntest.Patient(a)
 		slow := faults.On("prewrite of joe", stepOn(txntest.StepPrewrite, "joe"), txntest.Hold, 1)
 		done := inBackground(func() error { return tryUpdate(t.Context(), a, "1", "bob", "joe") })
 		<-slow.Fired()

@@ -167,6 +167,7 @@ func (s *script) command(fields []string) string {
 			cfg.TokenTTL = -1 // locks have only their ttl, unless the script asks for tokens
 		}
 		c.Client = s.env.NewClient(cfg, c.faults.DialOptions()...)
+		txntest.Patient(c.Client) // scripts hold prewrites back
 		// Longer than any script, so that a wait without end fails.
 		c.ctx, c.cancel = context.WithTimeout(s.t.Context(), 2*time.Hour)
 		s.clients[pos[0]] = c

@@ -43,8 +43,14 @@ type commit struct {
 	heartbeat   heartbeat
 	latch       *latch.Latch
 
-	failed atomic.Bool    // the prewrite of a row has failed
-	bulk   *bulk.Prewrite // of the rows that are prewritten in bulk; nil: there are none
+	failed atomic.Bool // the prewrite of a row has failed
+	// stall.go
+	ill     bool        // some of the rows have been ill
+	holds   atomic.Bool // a row that is prewritten now may hold up others that are locked
+	stalled bool        // the commit gave its locks up
+	watch   watch
+
+	bulk *bulk.Prewrite // of the rows that are prewritten in bulk; nil: there are none
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
@@ -52,14 +58,17 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "commit", "")
 	defer func() { span.EndWith(err) }()
 	defer c.releaseLatch()
+	if err := c.awaitIll(ctx); err != nil {
+		return 0, err
+	}
 	if err := c.takeLatch(ctx); err != nil {
 		c.client.resolver.Trace.Conflict(ctx, err)
 		return 0, err
 	}
-	if err := c.client.admission.Admit(ctx, "commits"); err != nil {
+	if err := c.enter(ctx); err != nil {
 		return 0, err
 	}
-	defer c.client.admission.Release()
+	defer c.leave()
 	c.client.resolver.Token.Begin(ctx)
 	c.settles, c.settledBy = c.client.resolver.Claims.Begin(c.startTS, len(c.rows))
 	sent := false // the commit of the primary
@@ -75,15 +84,13 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	c.heartbeat.start(ctx, c) // abort and commitPrimary stop it
 	c.entries = c.client.resolver.Journal.Begin(ctx, c.rows, c.startTS)
 	if err := prewriteAll(ctx, c); err != nil {
-		c.giveUp(ctx, err)
-		return 0, err
+		return 0, c.giveUp(ctx, err)
 	}
 	// Only after all prewrites: a transaction that starts above commit_ts must find
 	// either the locks or the write records.
 	commitTS, asked, err := c.verifyAndTakeCommitTS(ctx)
 	if err != nil {
-		c.giveUp(ctx, err)
-		return 0, err
+		return 0, c.giveUp(ctx, err)
 	}
 	if c.txn.opts.writeOnly {
 		c.client.starts.Ask(c.client.resolver.Background, &c.client.resolver.Clock)
@@ -316,11 +323,13 @@ func (c *commit) verifyBesideCommitTS(ctx context.Context) (commitTS tso.Timesta
 	return commitTS, asked, err
 }
 
-// giveUp aborts because of err, which may be a conflict.
-func (c *commit) giveUp(ctx context.Context, err error) {
+// giveUp aborts because of err, which may be a conflict or a stall, and returns the commit's error.
+func (c *commit) giveUp(ctx context.Context, err error) error {
+	err = c.gaveUp(err)
 	c.client.resolver.Trace.Conflict(ctx, err)
 	c.client.noteConflict(err)
 	c.abort(ctx)
+	return err
 }
 
 // abort removes what prewrites may have left. No commit was sent, so no client can commit
@@ -341,7 +350,18 @@ func (c *commit) abort(ctx context.Context) {
 		for _, w := range row.Writes {
 			store.RemoveLockAndData(m, w.Cell.Column(), c.startTS)
 		}
-		byTable[row.Table] = append(byTable[row.Table], store.RowMutation{Row: row.Row, Mut: m, Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(c.primary)})
+		mut := store.RowMutation{Row: row.Row, Mut: m, Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(c.primary)}
+		if c.stalled && row.Unanswered {
+			defer c.client.resolver.Background.AddOrGiveUp(row.Table, []store.RowMutation{mut}, errNoAnswer) // it waits for the row
+			continue
+		}
+		byTable[row.Table] = append(byTable[row.Table], mut)
+	}
+	if c.stalled {
+		// The removal of the other locks must not wait for another row that is ill.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.client.resolver.Store.StallAfter())
+		defer cancel()
 	}
 	for t, muts := range byTable {
 		if ctx.Err() != nil {

@@ -31,6 +31,7 @@ type heartbeat struct {
 	mu      sync.Mutex
 	cancel  context.CancelFunc // ends the last beat; nil before the first
 	timer   *time.Timer
+	next    time.Time // of the next beat
 	stopped bool
 	beating sync.WaitGroup
 }
@@ -42,7 +43,8 @@ func (h *heartbeat) start(ctx context.Context, c *commit) {
 	h.commit = c
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.timer = time.AfterFunc(c.client.cfg.LockTTL/beatsPerTTL, func() { h.beatOnce(ctx) })
+	h.next = time.Now().Add(c.client.cfg.LockTTL / beatsPerTTL)
+	h.timer = time.AfterFunc(min(c.client.resolver.Store.StallAfter(), c.client.cfg.LockTTL/beatsPerTTL), func() { h.beatOnce(ctx) })
 }
 
 // beatOnce extends the lock and schedules the next beat. commit is the commit's context.
@@ -53,6 +55,17 @@ func (h *heartbeat) beatOnce(commit context.Context) {
 		return
 	}
 	h.beating.Add(1)
+	if early := time.Until(h.next); early > 0 || h.commit.rows[0].Waits() > 0 { // the primary is not locked
+		h.mu.Unlock()
+		defer h.beating.Done()
+		h.commit.look()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if !h.stopped {
+			h.timer.Reset(h.untilNext())
+		}
+		return
+	}
 	// The request ends before the next beat, so that one hanging request does not let the
 	// lock expire.
 	ctx, cancel := context.WithTimeout(commit, h.commit.client.cfg.LockTTL/beatsPerTTL)
@@ -68,9 +81,23 @@ func (h *heartbeat) beatOnce(commit context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopped {
-		h.timer.Reset(h.commit.client.cfg.LockTTL / beatsPerTTL)
+		h.next = time.Now().Add(h.commit.client.cfg.LockTTL / beatsPerTTL)
+		h.timer.Reset(h.untilNext())
 	}
 }
+
+// untilNext returns how long the timer waits: until the next beat, or until prewrites may have stalled.
+// h.mu is held.
+func (h *heartbeat) untilNext() time.Duration {
+	d := min(h.commit.client.resolver.Store.StallAfter(), h.commit.client.cfg.LockTTL) / looksPerStall
+	if beat := time.Until(h.next); beat > 0 {
+		d = min(d, beat)
+	}
+	return d
+}
+
+// looksPerStall is how often the timer fires in the time after which a prewrite counts as stalled.
+const looksPerStall = 4
 
 // extend writes the primary lock again, with a ttl that ends Config.LockTTL from now.
 func (h *heartbeat) extend(ctx context.Context) error {

@@ -3,6 +3,7 @@ package txn
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -22,9 +23,9 @@ import (
 // other transactions until its ttl expires.
 func prewriteAll(ctx context.Context, c *commit) error {
 	if len(c.rows) == 1 {
-		return prewriteTraced(ctx, c, ctx, c.rows[0])
+		return prewriteTraced(ctx, c, c.rows[0])
 	}
-	return prewriteRows(ctx, c, c.splitBulk())
+	return prewriteIllFirst(ctx, c)
 }
 
 func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err error) {
@@ -35,21 +36,25 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 		all.Set(telemetry.AttrRows.Int(len(rows)))
 		defer func() { all.EndWith(err) }()
 	}
-	waitCtx, stopWaiting := context.WithCancel(ctx)
-	defer stopWaiting()
+	// The watch ends the requests if a row stalls. A failure ends only waits for locks.
+	caller := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.watch.begin(cancel)
+	defer c.watch.end()
+	defer func() { err = c.watch.result(caller, err) }()
 	one := func(row *store.RowWrites) error {
 		if c.failed.Load() {
 			return nil // the row that failed returns the error
 		}
 		var err error
 		if traced {
-			err = prewriteTraced(ctx, c, waitCtx, row)
+			err = prewriteTraced(ctx, c, row)
 		} else {
-			err = prewriteRow(ctx, c, waitCtx, row)
+			err = prewriteRow(ctx, c, row)
 		}
 		if err != nil {
-			c.failed.Store(true)
-			stopWaiting()
+			c.fail()
 		}
 		return err
 	}
@@ -60,7 +65,7 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 		g.Go(func() error {
 			err := c.bulk.Lock(ctx)
 			if err != nil {
-				stopWaiting()
+				c.fail()
 			}
 			return err
 		})
@@ -78,22 +83,21 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 // of a larger commit share one span.
 const maxPrewriteSpans = 16
 
-func prewriteTraced(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
+func prewriteTraced(ctx context.Context, c *commit, row *store.RowWrites) error {
 	ctx, span := c.client.resolver.Trace.Begin(ctx, "prewrite", row.Table.Name)
 	if span.Recording() {
 		span.Set(telemetry.AttrCells.Int(len(row.Writes)))
 	}
-	err := prewriteRow(ctx, c, waitCtx, row)
+	err := prewriteRow(ctx, c, row)
 	span.EndWith(err)
 	return err
 }
 
-// prewriteRow locks the cells of one row. waitCtx bounds waits for locks: it also ends when
-// another row has failed. A predicate that names many columns costs Bigtable much and may
+// prewriteRow locks the cells of one row. A predicate that names many columns costs Bigtable much and may
 // exceed its limit, so the first attempt at a wide row uses a predicate that names none.
-func prewriteRow(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
+func prewriteRow(ctx context.Context, c *commit, row *store.RowWrites) error {
 	if !row.Wide() {
-		return prewriteCells(ctx, c, waitCtx, row)
+		return prewriteCells(ctx, c, row)
 	}
 	row.Touched = true
 	if locked, err := prewriteWholeRow(ctx, c, row); locked || err != nil {
@@ -101,7 +105,9 @@ func prewriteRow(ctx context.Context, c *commit, waitCtx context.Context, row *s
 	}
 	c.client.crowded.Note(row)
 	for _, part := range row.Split() {
-		if err := prewriteCells(ctx, c, waitCtx, part); err != nil || c.failed.Load() {
+		err := prewriteCells(ctx, c, part)
+		row.Unanswered = row.Unanswered || part.Unanswered
+		if err != nil || c.failed.Load() {
 			return err
 		}
 	}
@@ -115,7 +121,10 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return false, err
 	}
+	row.Sent(time.Now())
 	matched, err := row.Table.CheckAndMutate(ctx, row.Row, orChanged(c, row, store.AnyConflictInRow(c.startTS)), nil, lockMutation(c, row))
+	row.Answered()
+	row.Unanswered = err != nil
 	if store.Permanent(err) {
 		return false, err
 	}
@@ -126,23 +135,20 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 // start_ts, unless any of the cells has a lock, or a write record or mark at or above
 // start_ts. The first attempt asks for less than that: no record or mark of the row may be at or
 // above start_ts. If this fails because of another column, the next attempt names the cells.
-func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) error {
+func prewriteCells(ctx context.Context, c *commit, row *store.RowWrites) error {
 	cols := row.Columns()
 	exact := c.client.crowded.Has(row)
-	var lastErr error
-	var firstFailure, lastFailure time.Time // of the failures since the last success
-	failure := func(err error) {
-		if lastFailure = time.Now(); lastErr == nil {
-			firstFailure = lastFailure
-		}
-		lastErr = err
-	}
+	var s streak
 	for pause := c.client.resolver.Store.Config.Backoff.Start(); ; {
 		if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 			return err
 		}
 		row.Touched = true
-		matched, err := row.Table.CheckAndMutate(ctx, row.Row, orChanged(c, row, store.PrewriteConflict(cols, c.startTS, exact)), nil, lockMutation(c, row))
+		s.begin(row)
+		matched, err := c.lockCells(ctx, row, orChanged(c, row, store.PrewriteConflict(cols, c.startTS, exact)))
+		if err == nil {
+			row.Answered()
+		}
 		if err == nil && !matched {
 			return nil
 		}
@@ -151,24 +157,29 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 		case store.Permanent(err):
 			return err
 		case err != nil:
-			failure(err)
+			s.failed(err)
 		}
 		answered := err == nil
 		// Something prevented the prewrite, or its outcome is unknown: read the row.
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !s.stalled(c.patience(row)) {
 			var locked bool
-			locked, err = inspect(ctx, c, waitCtx, row)
+			locked, err = inspect(ctx, c, row)
 			if c.failed.Load() {
 				return nil // as in prewriteRows
 			}
-			if locked || (err != nil && !store.Transient(err)) {
-				return err
-			}
+			var stall *store.StallError
 			switch {
+			case errors.As(err, &stall): // of another transaction's primary
+				if err := c.await(ctx, stall); err != nil {
+					return err
+				}
+				continue
+			case locked || (err != nil && !store.Transient(err)):
+				return err
 			case err != nil:
-				failure(err)
+				s.failed(err)
 			case answered:
-				lastErr = nil
+				s = streak{}
 			}
 			if answered && err == nil && !exact {
 				c.client.crowded.Note(row)
@@ -177,14 +188,60 @@ func prewriteCells(ctx context.Context, c *commit, waitCtx context.Context, row 
 			}
 		}
 		exact = true
-		if pause.Wait(ctx, 0) != nil {
-			return store.Ended(ctx, fmt.Sprintf("txn: prewriting row %q of table %q", row.Row, row.Table.Name), lastErr)
+		if ctx.Err() == nil && s.stalled(c.patience(row)) {
+			if c.failed.Load() {
+				return nil
+			}
+			stall := &store.StallError{Table: row.Table, Row: row.Row, After: s.last.Sub(s.from), Err: s.err}
+			row.Table.NoteStall(row.Row)
+			began := time.Now()
+			if err := c.await(ctx, stall); err != nil {
+				return err
+			}
+			s.awaited(time.Since(began))
+			row.Answered()
 		}
-		if lastErr != nil && lastFailure.Sub(firstFailure) > c.client.cfg.LockTTL {
+		if pause.Wait(ctx, 0) != nil {
+			return store.Ended(ctx, fmt.Sprintf("txn: prewriting row %q of table %q", row.Row, row.Table.Name), s.err)
+		}
+		if s.err != nil && s.last.Sub(s.first) > c.client.cfg.LockTTL {
 			// Other clients may have begun to roll this transaction back.
-			return fmt.Errorf("txn: prewriting row %q of table %q failed for longer than Config.LockTTL (%v): %w", row.Row, row.Table.Name, c.client.cfg.LockTTL, lastErr)
+			return fmt.Errorf("txn: prewriting row %q of table %q failed for longer than Config.LockTTL (%v): %w", row.Row, row.Table.Name, c.client.cfg.LockTTL, s.err)
 		}
 	}
+}
+
+// A streak is the failures of a prewrite since its row last answered.
+type streak struct {
+	sent        time.Time // when the last attempt began
+	first, last time.Time // failures
+	from        time.Time // when the first attempt began since the row was awaited
+	err         error     // nil: no failure
+}
+
+func (s *streak) begin(row *store.RowWrites) {
+	s.sent = time.Now()
+	row.Sent(s.sent)
+}
+
+func (s *streak) failed(err error) {
+	if s.last = time.Now(); s.err == nil {
+		s.first = s.last
+	}
+	if s.from.IsZero() {
+		s.from = s.sent
+	}
+	s.err = err
+}
+
+// stalled reports whether the row has not answered for so long.
+func (s *streak) stalled(patience time.Duration) bool {
+	return s.err != nil && !s.from.IsZero() && s.last.Sub(s.from) >= patience
+}
+
+// awaited notes that the row has answered a probe.
+func (s *streak) awaited(waited time.Duration) {
+	s.first, s.last, s.from = s.first.Add(waited), s.last.Add(waited), time.Time{}
 }
 
 // orChanged is f, and matches also if the cell of ForUpdate has a record above the version that the
@@ -238,7 +295,7 @@ func lockOf(c *commit, w *store.Write) format.Lock {
 //
 // If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
 // the caller sends it again.
-func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store.RowWrites) (locked bool, err error) {
+func inspect(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
 	f := orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS))
 	if row.Table.Schema.Bulk() {
 		f = store.Selection{Columns: row.Columns()}.WithAllLocks(f, format.Never-1)
@@ -247,6 +304,7 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 	if err != nil {
 		return false, err
 	}
+	row.Answered()
 	var others []*format.Lock
 	own, err := recovery.LocksIn(row, raw, c.startTS, &others)
 	if err != nil {
@@ -268,7 +326,7 @@ func inspect(ctx context.Context, c *commit, waitCtx context.Context, row *store
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
 		defer cancel()
-		defer context.AfterFunc(waitCtx, cancel)()
+		defer c.watch.onFailure(cancel)()
 	}
 	return false, recovery.ResolveOthers(ctx, c.client.resolver, others, c.startTS, c.releaseLatch)
 }

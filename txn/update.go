@@ -40,7 +40,10 @@ func update(ctx context.Context, c *Client, f func(ctx context.Context, tx *Txn)
 		case limit > 0 && run.number >= limit:
 			return 0, fmt.Errorf("txn: giving up after %d attempts: %w", run.number, err)
 		}
-		if waitBeforeRetry(ctx, c, &run, &pause, err) != nil {
+		if ended := waitBeforeRetry(ctx, c, &run, &pause, err); ended != nil {
+			if ctx.Err() == nil {
+				return 0, ended
+			}
 			return 0, store.Ended(ctx, fmt.Sprintf("txn: waiting after attempt %d", run.number), err)
 		}
 		c.resolver.Counters.Retries.Add(1)
@@ -130,6 +133,9 @@ func (e *functionError) As(target any) bool {
 // start_ts is above that transaction's commit_ts. An attempt that waits for its backoff
 // holds no latch.
 func waitBeforeRetry(ctx context.Context, c *Client, run *attempt, pause *store.Waiter, conflict error) error {
+	if err := c.awaitStalled(ctx, conflict); err != nil {
+		return err
+	}
 	if run.conflictedEarly && run.previousConflictedEarly {
 		run.releaseLatch() // twice in a row: the commits are another process's
 	}

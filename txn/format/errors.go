@@ -64,6 +64,10 @@ const (
 	// ConflictBound: the commit_ts was not below ConflictTS, the bound that the
 	// transaction has set itself (CommitBefore).
 	ConflictBound ConflictReason = "bound"
+	// ConflictStalled: a row did not answer, mostly because its tablet moves, so the transaction
+	// gave up its locks of other rows. ConflictTS is zero. The next Commit that writes the row waits
+	// until it answers, before it locks anything.
+	ConflictStalled ConflictReason = "stalled"
 )
 
 // A ConflictError names the cell on which a transaction failed, and the transaction that
@@ -85,6 +89,8 @@ func (e *ConflictError) Error() string {
 		return fmt.Sprintf("percolator: %v: another client rolled back the transaction that started at %d, because its lock on %s had expired or its worker token was stale", ErrConflict, e.StartTS, e.Cell)
 	case ConflictBound:
 		return fmt.Sprintf("percolator: %v: the transaction that started at %d had to commit before %d, and was too late", ErrConflict, e.StartTS, e.ConflictTS)
+	case ConflictStalled:
+		return fmt.Sprintf("percolator: %v: the transaction that started at %d gave up its locks, because the row of %s did not answer", ErrConflict, e.StartTS, e.Cell)
 	case ConflictLock:
 		return fmt.Sprintf("percolator: %v: %s is locked by the transaction that started at %d; this one started at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 	case ConflictMarker:

@@ -37,6 +37,7 @@ func TestBuildBesideLongCommit(t *testing.T) {
 		env, x, c := newEnv(t)
 		faults := txntest.NewFaults(t)
 		other := env.NewClient(txn.Config{RPCTimeout: time.Hour}, faults.DialOptions()...)
+		txntest.Patient(other)
 		mustSet(t, other, "1", map[txn.Column]string{city: "Bern", name: "Bob"})
 		slow := faults.On("prewrite of 2", func(c txntest.Call) bool { return c.Step == txntest.StepPrewrite && c.Row == "2" }, txntest.Hold, 1)
 		done := make(chan error, 1)

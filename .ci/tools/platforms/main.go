@@ -24,7 +24,7 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// Of vet's analyzers, these depend on sizes or on files for a platform. The others find here what
+// Of vet's analyzers, these depend on sizes or on files for a platform. All the rest find here what
 // they find on any platform.
 var analyzers = []*analysis.Analyzer{atomic.Analyzer, copylock.Analyzer, printf.Analyzer, shift.Analyzer, stringintconv.Analyzer, unsafeptr.Analyzer}
 

@@ -328,7 +328,8 @@ func loseLast(choose func(*btpb.ReadRowsRequest) bool) front.Front {
 var seed atomic.Uint64
 
 // TestRareFaults: the default run finds faults that happen to one of 300 requests. Each run of the
-// test throws other dice: -count=5 makes five runs.
+// test throws other dice: -count=5 makes five runs. They take a second or two, and a slow machine has
+// ten times as long as the default.
 func TestRareFaults(t *testing.T) {
 	from := seed.Add(1)
 	for _, f := range rareFaults {
@@ -336,7 +337,7 @@ func TestRareFaults(t *testing.T) {
 			t.Parallel()
 			d := &dice{rnd: rand.New(rand.NewPCG(from, 0))}
 			s := start(t, front.Options(f.fault(d), strict.Front(strict.Config{}))...)
-			r, err := conformance.Run(t.Context(), s.bt, s.admin, conformance.Config{Only: []string{f.id}, Dial: s.dial})
+			r, err := conformance.Run(t.Context(), s.bt, s.admin, conformance.Config{Only: []string{f.id}, Dial: s.dial, Duration: 30 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

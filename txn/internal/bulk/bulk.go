@@ -27,6 +27,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
+// rowTime is how much longer a request of many rows may take for each of them before it counts as stalled.
+const rowTime = 100 * time.Microsecond
+
 // minRows is from how many rows beside the primary's a bulk prewrite takes no more requests.
 const minRows = 2
 
@@ -135,8 +138,10 @@ func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err 
 		muts = append(muts, store.RowMutation{Row: row.Row, Mut: p.Mutation(row), Ops: 2 * len(row.Writes), NameBytes: row.NameBytes(p.Primary) + row.ValueBytes(), StartTS: p.StartTS})
 	}
 	var failing time.Time // since when
+	began := time.Now()
+	patience := p.Resolver.Store.StallAfter() + time.Duration(len(rows))*rowTime
 	for pause := p.Resolver.Store.Config.Backoff.Start(); ; {
-		if muts, err = t.ApplyParts(ctx, muts, p.Failed); err == nil || p.Failed.Load() {
+		if muts, err = t.ApplyParts(ctx, patience, muts, p.Failed); err == nil || p.Failed.Load() {
 			return err
 		}
 		if i := slices.IndexFunc(muts, func(m store.RowMutation) bool { return store.Permanent(m.Err) }); i >= 0 {
@@ -144,6 +149,12 @@ func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err 
 		}
 		if failing.IsZero() {
 			failing = time.Now()
+		}
+		if waited := time.Since(began); waited >= patience && ctx.Err() == nil {
+			// Which rows do not answer is not known after a timeout. The next commit of this one prewrites
+			// its rows one by one, and finds out.
+			t.NoteStall(muts[0].Row)
+			return &store.StallError{Table: t, Row: muts[0].Row, After: waited, Err: err}
 		}
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, fmt.Sprintf("percolator: prewriting %d rows of table %q", len(muts), t.Name), err)

@@ -167,11 +167,12 @@ func (r *Resolver) resolveOneForLatest(ctx context.Context, l *format.Lock, newe
 // ResolveForWrite resolves a lock that the prewrite of the transaction that started at ts
 // found. Transactions that wait while they hold locks could deadlock. So only an older
 // transaction waits, and a younger one fails at once (wait-die): the outcome is not final. The
-// function calls unlatch before it waits.
+// function calls unlatch before it waits. If the primary does not answer, the error is a
+// store.StallError.
 func (r *Resolver) ResolveForWrite(ctx context.Context, l *format.Lock, ts tso.Timestamp, unlatch func()) (o Outcome, err error) {
 	ctx, span := r.Trace.Resolve(ctx, l)
 	began := time.Now()
-	o, err = r.FindOutcome(ctx, l, ts, true, func(l *format.Lock, _ Outcome) bool {
+	o, err = r.findOutcome(ctx, l, ts, true, true, func(l *format.Lock, _ Outcome) bool {
 		if ts < l.StartTS {
 			unlatch()
 			return true
@@ -292,6 +293,12 @@ func (r *Resolver) resolveLock(ctx context.Context, l *format.Lock, now tso.Time
 // The result is final, unless wait refused to wait for a live owner, or the lock does not
 // exist any more.
 func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Timestamp, justRead bool, wait waitPolicy) (Outcome, error) {
+	return r.findOutcome(ctx, l, asOf, justRead, false, wait)
+}
+
+// findOutcome is FindOutcome. If holds is set, the caller holds locks: it does not wait for a primary
+// that does not answer, and gets a store.StallError.
+func (r *Resolver) findOutcome(ctx context.Context, l *format.Lock, asOf tso.Timestamp, justRead, holds bool, wait waitPolicy) (Outcome, error) {
 	// Before anything else: the outcome does not matter for such a lock.
 	if late, err := r.SafePoint.IsLate(ctx, l.StartTS); late || err != nil {
 		return Outcome{Status: format.Status{State: format.StateRolledBack}}, err
@@ -312,12 +319,18 @@ func (r *Resolver) FindOutcome(ctx context.Context, l *format.Lock, asOf tso.Tim
 	r.Counters.LocksMet.Add(1)
 	var last error
 	ended := func() error { return store.Ended(ctx, "percolator: waiting for the lock on "+l.Cell.String(), last) }
+	primary := patientReader{table: t, row: l.Primary.Row}
 	for pause := r.Store.Config.Backoff.Start(); ; justRead = false {
+		if !justRead || !l.IsPrimary() {
+			if gone, err := primary.await(ctx, r, l, holds); gone || err != nil {
+				return Outcome{LockGone: gone}, err
+			}
+		}
 		// A primary lock that the caller just read shows the state of its transaction.
 		o := Outcome{Status: format.Status{State: format.StateLocked, Lock: l}}
 		if !justRead || !l.IsPrimary() {
 			var locked bool
-			o.Status, locked, err = readStatus(ctx, t.TryReadRow, l.Primary, l.StartTS)
+			o.Status, locked, err = readStatus(ctx, primary.read, l.Primary, l.StartTS)
 			o.primaryCleared = err == nil && o.Final() && !locked
 		}
 		expires := l.ExpiresTS()

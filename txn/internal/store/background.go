@@ -37,6 +37,9 @@ type Background struct {
 // transaction's rows.
 type bulkQueue struct {
 	fresh, failed lane
+	// away are rows that are closed (ill.go). Nothing else waits for them.
+	away  []RowMutation
+	waits bool // a goroutine waits for away
 }
 
 // A lane is one of the two.
@@ -89,6 +92,22 @@ func (b *Background) newWork() (ctx context.Context, release func()) {
 	}
 }
 
+// start runs f in a goroutine. b.mu is held.
+func (b *Background) start(f func(context.Context)) {
+	ctx, release := b.newWork()
+	go func() {
+		defer release()
+		f(ctx)
+	}()
+}
+
+// probe runs f in a goroutine for which close does not wait. Its context ends then.
+func (b *Background) probe(f func(context.Context)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.start(f)
+}
+
 // Add queues mutations and reports whether there was room for all of them.
 //
 // The background tries them for Config.BackgroundTimeout and then gives them up. If a
@@ -134,6 +153,58 @@ func (b *Background) giveUp(t *Table, muts []RowMutation, err error) {
 	b.store.Log.Warn("background work given up; the next reader or writer of the rows resolves their locks", "table", t.Name, "rows", len(muts), "error", err)
 }
 
+// putAway moves the rows from a lane that are closed. b.mu is held.
+func (b *Background) putAway(t *Table, q *bulkQueue, l *lane) {
+	if !t.ill.some.Load() {
+		return
+	}
+	l.pending = slices.DeleteFunc(l.pending, func(m RowMutation) bool {
+		closed := t.IsClosed(m.Row)
+		if closed {
+			q.away = append(q.away, m)
+		}
+		return closed
+	})
+	if len(q.away) == 0 || q.waits {
+		return
+	}
+	q.waits = true
+	b.start(func(ctx context.Context) { b.awaitAway(ctx, t, q) })
+}
+
+// awaitAway waits for the rows that are away, one after the other, and sends those that are back.
+func (b *Background) awaitAway(ctx context.Context, t *Table, q *bulkQueue) {
+	for {
+		b.mu.Lock()
+		if len(q.away) == 0 {
+			q.waits = false
+			b.mu.Unlock()
+			return
+		}
+		first := q.away[0]
+		b.mu.Unlock()
+		rctx, cancel := context.WithDeadline(ctx, first.deadline)
+		_ = t.await(rctx, first.Row, false) // its deadline has passed, or the other rows are still away
+		cancel()
+		b.mu.Lock()
+		back := lane{pending: q.away[:1:1]}
+		if rest := q.away[1:]; len(rest) > 0 {
+			q.away = slices.DeleteFunc(rest, func(m RowMutation) bool {
+				closed := t.IsClosed(m.Row)
+				if !closed {
+					back.pending = append(back.pending, m)
+				}
+				return !closed
+			})
+		} else {
+			q.away = nil
+		}
+		b.dropHopeless(t, &back)
+		b.enqueue(t, q, &q.failed, back.pending)
+		b.mu.Unlock()
+	}
+}
+
 // enqueue adds mutations to a lane, and starts senders if the lane may have more. b.mu is
 // held.
 func (b *Background) enqueue(t *Table, q *bulkQueue, l *lane, muts []RowMutation) {
@@ -145,11 +216,7 @@ func (b *Background) enqueue(t *Table, q *bulkQueue, l *lane, muts []RowMutation
 	// A sender may be busy for long with other rows, so it does not count as one for these.
 	for n := 0; n < len(l.pending) && l.senders < maxSenders; n++ {
 		l.senders++
-		ctx, release := b.newWork()
-		go func() {
-			defer release()
-			b.sendLane(ctx, t, q, l)
-		}()
+		b.start(func(ctx context.Context) { b.sendLane(ctx, t, q, l) })
 	}
 }
 
@@ -164,6 +231,7 @@ func (b *Background) sendLane(ctx context.Context, t *Table, q *bulkQueue, l *la
 		}
 		b.mu.Lock()
 		b.dropHopeless(t, l)
+		b.putAway(t, q, l)
 		batch := l.nextBatch()
 		if len(batch) == 0 {
 			l.senders--

@@ -444,7 +444,7 @@ func TestApplyParts(t *testing.T) {
 		var err error
 		var stop atomic.Bool
 		done := make(chan struct{})
-		go func() { defer close(done); failed, err = table.ApplyParts(t.Context(), muts, &stop) }()
+		go func() { defer close(done); failed, err = table.ApplyParts(t.Context(), time.Minute, muts, &stop) }()
 		synctest.Wait()
 		l.answer(nil, "")
 		l.answer(lost, "c")
@@ -459,7 +459,7 @@ func TestApplyParts(t *testing.T) {
 			t.Errorf("failed %v, %v", failed, err)
 		}
 		done = make(chan struct{})
-		go func() { defer close(done); failed, err = table.ApplyParts(t.Context(), muts, &stop) }()
+		go func() { defer close(done); failed, err = table.ApplyParts(t.Context(), time.Minute, muts, &stop) }()
 		synctest.Wait()
 		stop.Store(true)
 		l.answer(nil, "")

@@ -76,15 +76,18 @@ type Store struct {
 	Trace      telemetry.Tracing
 	Metrics    telemetry.Metrics
 
-	reads   Admission
-	refused chan struct{} // holds one token while a table waits for the quota of the admin service
-	ended   atomic.Bool   // EndClose was called: nothing may continue
-	mu      sync.Mutex
-	tables  map[string]*Table
-	opening map[string]*Table // those whose first schema is being read
-	open    int               // transactions, snapshots and calls that have not ended
-	closed  bool              // BeginClose was called: nothing new may begin
-	idle    chan struct{}     // closed once closed is set and open is 0
+	reads Admission
+	// How long conditional mutations take, and the least time after which one counts as stalled, in
+	// nanoseconds.
+	usual, minStall atomic.Int64
+	refused         chan struct{} // holds one token while a table waits for the quota of the admin service
+	ended           atomic.Bool   // EndClose was called: nothing may continue
+	mu              sync.Mutex
+	tables          map[string]*Table
+	opening         map[string]*Table // those whose first schema is being read
+	open            int               // transactions, snapshots and calls that have not ended
+	closed          bool              // BeginClose was called: nothing new may begin
+	idle            chan struct{}     // closed once closed is set and open is 0
 }
 
 // NewRequests returns a Store that can only make requests of tables. It needs no metadata
@@ -108,6 +111,7 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("percolator: metrics: %w", err)
 	}
 	s.Clock.init(s)
+	s.SetMinStall(minStall)
 	s.Hints.registered = s.registered
 	return s, nil
 }

@@ -29,6 +29,7 @@ type Table struct {
 	store   *Store
 	Schema  SchemaSource
 	tablets tablets
+	ill     illness
 }
 
 func newTable(s *Store, name string) *Table {
@@ -42,10 +43,14 @@ func newTable(s *Store, name string) *Table {
 // Timeout returns a context that ends after Config.RPCTimeout. Mostly the caller's deadline is
 // earlier already; then it returns ctx, because another context would only cost.
 func (t *Table) Timeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	if d, ok := ctx.Deadline(); ok && time.Until(d) <= t.store.Config.RPCTimeout {
+	return within(ctx, t.store.Config.RPCTimeout)
+}
+
+func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if d, ok := ctx.Deadline(); ok && time.Until(d) <= limit {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, t.store.Config.RPCTimeout)
+	return context.WithTimeout(ctx, limit)
 }
 
 // admitRead waits for a place for a read of the table.
@@ -109,7 +114,12 @@ func (t *Table) ReadRowOnce(ctx context.Context, row string, f bigtable.Filter) 
 
 // TryReadRow is ReadRowOnce for callers that must not wait for other reads.
 func (t *Table) TryReadRow(ctx context.Context, row string, f bigtable.Filter) (bigtable.Row, error) {
-	rctx, cancel := t.Timeout(ctx)
+	return t.TryReadRowWithin(ctx, t.store.Config.RPCTimeout, row, f)
+}
+
+// TryReadRowWithin is TryReadRow for a caller that waits no longer than limit.
+func (t *Table) TryReadRowWithin(ctx context.Context, limit time.Duration, row string, f bigtable.Filter) (bigtable.Row, error) {
+	rctx, cancel := within(ctx, limit)
 	defer cancel()
 	began := time.Now()
 	r, err := t.API.ReadRow(rctx, row, bigtable.RowFilter(f))
@@ -369,10 +379,18 @@ func (t *Table) tryStreamRows(ctx context.Context, rows bigtable.RowSet, fn func
 // CheckAndMutate is one CheckAndMutateRow. After an error it is unknown whether Bigtable applied
 // the mutation, unless Permanent(err) holds. The Bigtable client never retries it.
 func (t *Table) CheckAndMutate(ctx context.Context, row string, predicate bigtable.Filter, onMatch, onMiss *bigtable.Mutation) (matched bool, err error) {
-	rctx, cancel := t.Timeout(ctx)
+	return t.CheckAndMutateWithin(ctx, t.store.Config.RPCTimeout, row, predicate, onMatch, onMiss)
+}
+
+// CheckAndMutateWithin is CheckAndMutate for a caller that waits no longer than limit.
+func (t *Table) CheckAndMutateWithin(ctx context.Context, limit time.Duration, row string, predicate bigtable.Filter, onMatch, onMiss *bigtable.Mutation) (matched bool, err error) {
+	rctx, cancel := within(ctx, limit)
 	defer cancel()
 	began := time.Now()
 	err = t.API.Apply(rctx, row, bigtable.NewCondMutation(predicate, onMatch, onMiss), bigtable.GetCondMutationResult(&matched))
+	if err == nil {
+		t.noteAnswered(row, time.Since(began))
+	}
 	err = WrapRPC(ctx, "conditional mutation", t.Name, err)
 	t.store.Metrics.Operation(ctx, "CheckAndMutateRow", t.Name, began, err)
 	return matched, err
@@ -412,13 +430,17 @@ type RowMutation struct {
 // Apply sends the mutations in as few requests as Bigtable's limits allow. It returns the
 // mutations that may not have been applied, each with its error, and the last error.
 func (t *Table) Apply(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
+	return t.apply(ctx, t.store.Config.RPCTimeout, muts)
+}
+
+func (t *Table) apply(ctx context.Context, limit time.Duration, muts []RowMutation) (failed []RowMutation, err error) {
 	for len(muts) > 0 {
 		n, ops := 0, 0
 		for n < len(muts) && (n == 0 || ops+muts[n].Ops <= format.MaxMutations) {
 			ops += muts[n].Ops
 			n++
 		}
-		f, e := t.applyOnce(ctx, muts[:n])
+		f, e := t.applyOnce(ctx, limit, muts[:n])
 		failed = append(failed, f...)
 		if e != nil {
 			err = e
@@ -429,15 +451,15 @@ func (t *Table) Apply(ctx context.Context, muts []RowMutation) (failed []RowMuta
 }
 
 // ApplyParts is Apply with at most maxBatchBytes in each request, unless it is a single row. Once
-// stop is set, it sends no further request.
-func (t *Table) ApplyParts(ctx context.Context, muts []RowMutation, stop *atomic.Bool) (failed []RowMutation, err error) {
+// stop is set, it sends no further request. It waits for each no longer than limit.
+func (t *Table) ApplyParts(ctx context.Context, limit time.Duration, muts []RowMutation, stop *atomic.Bool) (failed []RowMutation, err error) {
 	for len(muts) > 0 && !stop.Load() {
 		n, bytes := 0, 0
 		for n < len(muts) && (n == 0 || bytes+muts[n].size() <= maxBatchBytes) {
 			bytes += muts[n].size()
 			n++
 		}
-		f, e := t.Apply(ctx, muts[:n])
+		f, e := t.apply(ctx, limit, muts[:n])
 		failed = append(failed, f...)
 		if e != nil {
 			err = e
@@ -447,10 +469,10 @@ func (t *Table) ApplyParts(ctx context.Context, muts []RowMutation, stop *atomic
 	return failed, err
 }
 
-func (t *Table) applyOnce(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
+func (t *Table) applyOnce(ctx context.Context, limit time.Duration, muts []RowMutation) (failed []RowMutation, err error) {
 	// First the deadline, then the check. A collector's fence waits for the time of a
 	// request, counted from a moment when the client relied on the safe point.
-	rctx, cancel := context.WithTimeout(ctx, min(t.store.Config.RPCTimeout, gctime.MaxApply()))
+	rctx, cancel := context.WithTimeout(ctx, min(limit, t.store.Config.RPCTimeout, gctime.MaxApply()))
 	defer cancel()
 	muts, failed, err = t.store.SafePoint.splitTooOld(rctx, muts)
 	switch {

@@ -1,6 +1,9 @@
 package store
 
 import (
+	"sync/atomic"
+	"time"
+
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -24,6 +27,25 @@ type RowWrites struct {
 	Touched bool
 	// Unanswered says that the outcome of a prewrite of the row was unknown.
 	Unanswered bool
+	// IsPart says that these are some of the row's writes.
+	IsPart bool
+	// waits is since when a prewrite of the row has not been answered, in nanoseconds since 1970; 0:
+	// none is under way.
+	waits int64
+}
+
+// Sent notes that a prewrite of the row is sent, unless one is under way.
+func (r *RowWrites) Sent(at time.Time) { atomic.CompareAndSwapInt64(&r.waits, 0, at.UnixNano()) }
+
+// Answered notes that the row has answered.
+func (r *RowWrites) Answered() { atomic.StoreInt64(&r.waits, 0) }
+
+// Waits returns for how long a prewrite of the row has not been answered; 0: none is under way.
+func (r *RowWrites) Waits() time.Duration {
+	if since := atomic.LoadInt64(&r.waits); since != 0 {
+		return time.Duration(time.Now().UnixNano() - since)
+	}
+	return 0
 }
 
 // Observed returns the cells of the row that get a notify cell.
@@ -71,7 +93,7 @@ func (r *RowWrites) Split() []*RowWrites {
 	for _, w := range r.Writes {
 		c := PrewriteCost(w.Cell.Column())
 		if cost+c > FilterBudget {
-			parts = append(parts, &RowWrites{Table: r.Table, Row: r.Row})
+			parts = append(parts, &RowWrites{Table: r.Table, Row: r.Row, IsPart: true})
 			cost = 0
 		}
 		last := parts[len(parts)-1]

@@ -8,7 +8,5 @@ var missed = map[string]string{
 	"busy deployment: reads: p99 beside a pass, of that without":     "a pass has at least one scan under way, and each request to its node waits for a slice of 5 ms of it",
 	"busy deployment: changes: p99 beside a pass, of that without":   "a pass has at least one scan under way, and each request to its node waits for a slice of 5 ms of it",
 	"busy deployment: transfers: p95 beside a pass, of that without": "a pass has at least one scan under way, and each request to its node waits for a slice of 5 ms of it",
-	"outage: p99 of bystanders while a tablet is away":               "a transaction keeps the locks of healthy rows while it waits for a tablet, and other transactions wait for those locks",
-	"outage: p99 of bystanders while the metadata table is away":     "the oracle's server cannot renew its leadership, and stops",
-	"outage: failed transactions while the metadata table is away":   "clients give up after 10 s without the oracle",
+	"outage: p99 of bystanders while the metadata table is away":     "the oracle's server cannot renew its lease, and transactions wait until it can",
 }

@@ -16,7 +16,7 @@ import (
 // not touch, and ten seconds in which the cluster refuses every request.
 func outage(r *run) {
 	const tablets, away = 10, 30 * time.Second
-	rate := r.Rate / 50
+	rate := max(r.Rate/50, 100)
 	splits := append([]string{""}, append(model.HexSplits("", tablets), "~")...)
 	for _, tt := range []struct {
 		what string
