@@ -13,8 +13,10 @@ import (
 )
 
 // outage measures transactions that write two rows while tablets are away that they do
-// not touch, and ten seconds in which the cluster refuses every request.
+// not touch, and ten seconds in which the cluster refuses every request. Without an outage, 0.6 % of
+// the transactions would have a late request, so no request is late here: what p99 says is the outage's.
 func outage(r *run) {
+	r.tail = 0
 	const tablets, away = 10, 30 * time.Second
 	rate := max(r.Rate/50, 100)
 	splits := append([]string{""}, append(model.HexSplits("", tablets), "~")...)

@@ -91,6 +91,7 @@ type run struct {
 
 	name  string
 	costs model.Costs // of worlds
+	tail  float64     // of worlds
 	mu    sync.Mutex
 	Results
 }
@@ -155,7 +156,7 @@ func Measure(t *testing.T, size Size, only *regexp.Regexp) (all Results) {
 		if !only.MatchString(s.name) {
 			continue
 		}
-		r := &run{Size: size, name: s.name}
+		r := &run{Size: size, name: s.name, tail: tail}
 		used := cputime.Used()
 		var virtual time.Duration
 		ok := t.Run(s.name, func(t *testing.T) {
@@ -207,7 +208,7 @@ func (r *run) directWorld(nodes, n, tablets int) *world {
 
 // worldWith makes a world, with more tables that have a nominal size.
 func (r *run) worldWith(oracle served, nodes, n int, bytes float64, tablets int, more map[string]model.Table, opts ...txntest.Option) *world {
-	cfg := model.Config{Nodes: nodes, Tables: map[string]model.Table{}, Tail: tail, Costs: r.costs}
+	cfg := model.Config{Nodes: nodes, Tables: map[string]model.Table{}, Tail: r.tail, Costs: r.costs}
 	maps.Copy(cfg.Tables, more)
 	for i := range n {
 		cfg.Tables[tableName(i)] = model.Table{Bytes: bytes, Splits: model.HexSplits("", tablets)}
