@@ -163,7 +163,7 @@ func (h *comboHistory) now() tso.Timestamp {
 }
 
 func (h *comboHistory) age(ts tso.Timestamp) time.Duration {
-	return time.Duration(h.now()-ts) * time.Microsecond
+	return h.now().Sub(ts)
 }
 
 // moments are the timestamps at which a read of the latest state of a row may be, between two others.

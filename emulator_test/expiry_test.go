@@ -132,7 +132,7 @@ func TestExpiry(t *testing.T) {
 			wantEverywhere(t, c, last, row, value)
 			wantEverywhere(t, c, after, row, "")
 		}
-		until := commitTS + tso.Timestamp(time.Hour.Microseconds())
+		until := commitTS.Add(time.Hour)
 		wantEverywhere(t, c, takeSnapshot(t, c, txn.At(until-1)), "r", "v")
 		wantEverywhere(t, c, takeSnapshot(t, c, txn.At(until)), "r", "")
 		if v, ok, err := after.Table("a").Get(t.Context(), "r", "g", "q"); err != nil || !ok || string(v) != "stays" {

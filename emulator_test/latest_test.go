@@ -344,7 +344,7 @@ func TestLatestOfDamagedData(t *testing.T) {
 			t.Fatal(err)
 		}
 		future := bigtable.NewMutation()
-		future.Set(format.WriteFamily, "f:q", (ts + tso.Timestamp(time.Hour.Microseconds())).Cell(), row[format.WriteFamily][0].Value)
+		future.Set(format.WriteFamily, "f:q", ts.Add(time.Hour).Cell(), row[format.WriteFamily][0].Value)
 		future.Set("f", "q", row["f"][0].Timestamp, []byte("1"))
 		if err := raw.Apply(t.Context(), "future", future); err != nil {
 			t.Fatal(err)
@@ -359,7 +359,7 @@ func TestLatestOfDamagedData(t *testing.T) {
 				t.Errorf("row %s: %v", key, err)
 			}
 		}
-		if s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour)); s.ReadTS() > ts+tso.Timestamp(time.Minute.Microseconds()) {
+		if s := takeSnapshot(t, c, txn.MaxStaleness(time.Hour)); s.ReadTS() > ts.Add(time.Minute) {
 			t.Errorf("a stale snapshot is at %d, in the future", s.ReadTS())
 		}
 	})

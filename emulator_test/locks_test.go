@@ -304,7 +304,7 @@ type oracleAhead struct {
 
 func (o oracleAhead) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	ts, err := o.client.Timestamp(ctx)
-	return ts + tso.Timestamp(o.by.Microseconds()), err
+	return ts.Add(o.by), err
 }
 
 // Locks lists all locks, even if one record cannot be read.

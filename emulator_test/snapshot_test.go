@@ -122,7 +122,7 @@ func TestSnapshotInTheFuture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, ts := range []tso.Timestamp{now + tso.Timestamp(time.Hour.Microseconds()), tso.Max, -1} {
+	for _, ts := range []tso.Timestamp{now.Add(time.Hour), tso.Max, -1} {
 		if _, err := h.env.Client.Snapshot(t.Context(), txn.At(ts)); !errors.Is(err, txn.ErrInvalid) {
 			t.Errorf("snapshot at %d: error %v, want ErrInvalid", ts, err)
 		}

@@ -199,7 +199,7 @@ func TestStoredConclusions(t *testing.T) {
 					if f.Attempts != tt.stored.failures[id].Attempts || !strings.Contains(f.Error, tt.stored.failures[id].Error) || f.FirstTS != first || f.ChangeTS != r.seen.ChangeTS {
 						t.Errorf("%s: %+v, first at %d", id, f, first)
 					}
-					until := r.seen.StartTS + tso.Timestamp(res.again.Microseconds())
+					until := r.seen.StartTS.Add(res.again)
 					if res.upToDate {
 						until = never
 					}

@@ -273,7 +273,7 @@ func (r *run) waiting() (again time.Duration, upToDate bool) {
 	if f.NotBefore == never {
 		return 0, true
 	}
-	return time.Duration(f.NotBefore-r.seen.StartTS) * time.Microsecond, false
+	return f.NotBefore.Sub(r.seen.StartTS), false
 }
 
 // failed stores the failure of the run. After the last attempt it parks the change.
@@ -319,7 +319,7 @@ func (r *run) fail(ctx context.Context, attempts int, d time.Duration, text stri
 	f := r.earlier()
 	f.Attempts = attempts
 	f.LastTS = r.seen.StartTS
-	f.NotBefore = r.now() + tso.Timestamp(d.Microseconds())
+	f.NotBefore = r.now().Add(d)
 	f.Error = text
 	if err := changes.SetFailure(ctx, r.worker.client, r.cell, r.handler.id, f); err != nil {
 		r.worker.cfg.Logger.WarnContext(ctx, "storing the failure of an observer failed; other workers may retry too early", "observer", r.handler.id, "cell", r.cell, "error", err)
@@ -329,7 +329,7 @@ func (r *run) fail(ctx context.Context, attempts int, d time.Duration, text stri
 
 // now estimates the oracle's time.
 func (r *run) now() tso.Timestamp {
-	return r.seen.StartTS + tso.Timestamp(time.Since(r.began).Microseconds())
+	return r.seen.StartTS.Add(time.Since(r.began))
 }
 
 // conflicts delays a change after Config.ConflictAttempts conflicts in a row.

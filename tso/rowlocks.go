@@ -70,7 +70,7 @@ type rowLock struct {
 func (k rowLock) heldAt(now Timestamp) bool { return now < k.expires }
 
 func (k rowLock) holder(now Timestamp) Holder {
-	return Holder{k.owner, time.Duration(k.expires-now) * time.Microsecond}
+	return Holder{k.owner, k.expires.Sub(now)}
 }
 
 func readLock(ctx context.Context, r *row.Row) (rowLock, error) {

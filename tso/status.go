@@ -41,7 +41,7 @@ type Status struct {
 // oracle time runs ahead: after a clock was set back, or at more than a million
 // timestamps a second.
 func (s Status) Lag() time.Duration {
-	return time.Duration(s.Clock-s.Next) * time.Microsecond
+	return s.Clock.Sub(s.Next)
 }
 
 // DirectLag watches a row in direct mode, for less than a second. busy says that processes take

@@ -56,6 +56,12 @@ func FromTime(t time.Time) Timestamp {
 // Time returns t as wall-clock time, in UTC.
 func (t Timestamp) Time() time.Time { return time.UnixMicro(int64(t)).UTC() }
 
+// Add returns t+d, cut to microseconds. It does not check for [Min] and [Max].
+func (t Timestamp) Add(d time.Duration) Timestamp { return t + Timestamp(d.Microseconds()) }
+
+// Sub returns t-u. Timestamps that are more than 292 years apart have no such duration.
+func (t Timestamp) Sub(u Timestamp) time.Duration { return time.Duration(t-u) * time.Microsecond }
+
 // String returns t as a decimal integer, the form which every command of
 // percctl takes and [ParseTimestamp] reads.
 func (t Timestamp) String() string { return strconv.FormatInt(int64(t), 10) }

@@ -50,7 +50,7 @@ func readFirst(ctx context.Context, r *recovery.Resolver, cell Cell) *firstRead 
 	clock := &r.Clock
 	f := &firstRead{cell: cell, asOf: clock.Newest(), verifying: make(chan struct{}, 1)}
 	// An older one could soon be below the safe point.
-	if f.asOf == 0 || f.asOf < clock.Now()-tso.Timestamp(gctime.SafePointMaxAge().Microseconds()) {
+	if f.asOf == 0 || f.asOf < clock.Now().Add(-gctime.SafePointMaxAge()) {
 		return nil
 	}
 	sel := store.Selection{Columns: []Column{cell.Column()}}

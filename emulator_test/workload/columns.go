@@ -59,7 +59,7 @@ func (r columnRow) cells(at tso.Timestamp) (all []txn.Column) {
 	}
 	for _, family := range []string{"x", "y", "z"} {
 		expiry, expires := columnExpiry[family]
-		if r.ts == 0 || !expires || r.ts+tso.Timestamp(expiry.Microseconds()) > at {
+		if r.ts == 0 || !expires || r.ts.Add(expiry) > at {
 			all = append(all, txn.Column{Family: family, Qualifier: "v"}, txn.Column{Family: family, Qualifier: "w"})
 		}
 	}

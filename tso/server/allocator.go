@@ -197,7 +197,7 @@ func (a *allocator) extend(h held, confirmed tso.Timestamp) {
 	a.until = h.sent.Add(a.cfg.Lease - a.cfg.Lease/rateMargin)
 	a.wall = h.wall
 	a.limit = tso.Timestamp(h.state.Limit)
-	a.ceiling = min(a.limit, confirmed+tso.Timestamp(a.cfg.Lease.Microseconds())*2/renewals)
+	a.ceiling = min(a.limit, confirmed.Add(a.cfg.Lease*2/renewals))
 	left := time.Until(a.until)
 	time.AfterFunc(left, a.suspend) // which does nothing after a renewal, or after the term
 	a.leader, a.trouble = a.cfg.Address, nil

@@ -89,7 +89,7 @@ func TestRangeInMemory(t *testing.T) {
 		generate(1, now+1e6+50_000, false)
 		a.follow(0)
 		<-time.After(testLease/2 - 350*time.Millisecond)
-		generate(1, now+tso.Timestamp(testLease.Microseconds())*2/renewals, false)
+		generate(1, now.Add(testLease*2/renewals), false)
 	})
 }
 

@@ -289,12 +289,12 @@ func TestWrongClockOfServer(t *testing.T) {
 					Clock: func() time.Time { return time.Now().Add(tt.off) }, MaxStep: most, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 				})
 				synctest.Wait()
-				want := began + tso.Timestamp(min(tt.off, 0).Microseconds())
+				want := began.Add(min(tt.off, 0))
 				server := tso.Timestamp(time.UnixMicro(int64(began)).UnixMilli() * 1000) // Bigtable's clock has milliseconds
 				if tt.stamps > 0 {
-					want = min(began+tso.Timestamp(tt.off.Microseconds()), server)
+					want = min(began.Add(tt.off), server)
 				}
-				if s := e.State(); s.Limit != want+tso.Timestamp(tsotest.Lease.Microseconds()) {
+				if s := e.State(); s.Limit != want.Add(tsotest.Lease) {
 					t.Errorf("the limit is %d from the time to follow", s.Limit-want)
 				}
 				if tt.stamps > 0 {

@@ -217,7 +217,7 @@ func TestServedBadRows(t *testing.T) {
 				c.E.PutInt(int64(tsotest.Now()) + 5)
 				c.E.SetMode(tso.ModeServed)
 				tsotest.Advance(tsotest.Lease)
-				if ts, err := c.Client(tso.ClientConfig{}, "a").Timestamp(t.Context()); err != nil || ts <= tsotest.Now()-tso.Timestamp(tsotest.Lease.Microseconds()) {
+				if ts, err := c.Client(tso.ClientConfig{}, "a").Timestamp(t.Context()); err != nil || ts <= tsotest.Now().Add(-tsotest.Lease) {
 					t.Errorf("after the repair: %d, %v", ts, err)
 				}
 			})

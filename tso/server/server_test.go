@@ -73,7 +73,7 @@ func TestServed(t *testing.T) {
 		wg.Wait()
 		h.Check(1002 + 5000)
 		s := c.E.State()
-		if s.Mode != tso.ModeServed || s.Leader != "a" || s.Released || s.Limit < h.Highest() || s.Limit > tsotest.Now()+tso.Timestamp(tsotest.Lease.Microseconds()) {
+		if s.Mode != tso.ModeServed || s.Leader != "a" || s.Released || s.Limit < h.Highest() || s.Limit > tsotest.Now().Add(tsotest.Lease) {
 			t.Errorf("row %+v, highest %d at %d", s, h.Highest(), tsotest.Now())
 		}
 		st := client.Stats()
@@ -393,7 +393,7 @@ func TestFaultAtEveryWrite(t *testing.T) {
 					h.Ask(t.Context(), client)
 					c.E.On(nil)
 					h.Check(4)
-					if h.Highest() > tsotest.Now()+tso.Timestamp(tsotest.Lease.Microseconds()) {
+					if h.Highest() > tsotest.Now().Add(tsotest.Lease) {
 						t.Errorf("overshot: %d at %d", h.Highest(), tsotest.Now())
 					}
 					if s := c.E.State(); s.Limit < h.Highest() {

@@ -36,7 +36,7 @@ func leader(t *testing.T, ahead time.Duration) (*service, context.Context, *byte
 	}
 	s.service.alloc.log = slog.New(slog.DiscardHandler) // its timer may run later
 	now := tso.FromTime(time.Now())
-	s.service.alloc.begin(1, now+tso.Timestamp(ahead.Microseconds())-1)
+	s.service.alloc.begin(1, now.Add(ahead)-1)
 	s.service.alloc.lead(tso.Max)
 	return s.service, conns{s.service.limit}.TagConn(t.Context(), &stats.ConnTagInfo{}), &log
 }

@@ -169,7 +169,7 @@ func TestLeaderWithoutBigtablesClock(t *testing.T) {
 			t.Errorf("%d stamps, %d writes: %v", stamps.Load(), writes.Load(), s)
 		}
 		tsotest.Advance(tsotest.Lease)
-		if s := c.E.State(); s.Limit <= limit || s.Limit > tsotest.Now()+tso.Timestamp(tsotest.Lease.Microseconds()) {
+		if s := c.E.State(); s.Limit <= limit || s.Limit > tsotest.Now().Add(tsotest.Lease) {
 			t.Errorf("the limit is %d, %d ahead", s.Limit, s.Limit-tsotest.Now())
 		}
 	})

@@ -249,7 +249,7 @@ func rowRepairs(row []*repairHistory, adopted, now tso.Timestamp, markerAge time
 		}
 	}
 	for _, h := range row {
-		for _, r := range h.repairs(now, now-tso.Timestamp(markerAge.Microseconds())) {
+		for _, r := range h.repairs(now, now.Add(-markerAge)) {
 			r.since = since
 			found = append(found, r)
 		}

@@ -147,7 +147,7 @@ func (s *journalScan) look(ctx context.Context, table string, entries []journal.
 	}
 	now := s.client.Clock.Now()
 	for _, e := range entries {
-		old := e.Newest() < now-tso.Timestamp(examineAfter.Microseconds())
+		old := e.Newest() < now.Add(-examineAfter)
 		if busy[e.Cell] || !old || !s.client.Journal.Examined.Due(e) {
 			continue
 		}
@@ -211,7 +211,7 @@ func (s *journalScan) examine(ctx context.Context, e journal.Entry) error {
 	// A transaction that started at or below the newest commit of the cell, and has no lock
 	// here, has committed it before or never will. Its notification was in the commit, so a
 	// worker has removed it.
-	gone := journal.Removal{Cell: e.Cell, StartTS: s.drained, NotifyTS: s.drained, FailureTS: c.Clock.Now() - tso.Timestamp(time.Hour.Microseconds())}
+	gone := journal.Removal{Cell: e.Cell, StartTS: s.drained, NotifyTS: s.drained, FailureTS: c.Clock.Now().Add(-time.Hour)}
 	for _, item := range raw[format.WriteFamily] {
 		gone.StartTS = max(gone.StartTS, tso.FromCell(item.Timestamp))
 	}

@@ -183,7 +183,7 @@ func (e *TooOldError) Error() string {
 	}
 	return fmt.Sprintf("percolator: %s %d (%s): %v: garbage collection has reached %d (%s), %v later: %s", what,
 		e.TS, e.TS.Time().UTC().Format(time.RFC3339), ErrTooOld, e.SafePoint, e.SafePoint.Time().UTC().Format(time.RFC3339),
-		(time.Duration(e.SafePoint-e.TS) * time.Microsecond).Round(time.Millisecond), advice)
+		e.SafePoint.Sub(e.TS).Round(time.Millisecond), advice)
 }
 
 // Is makes errors.Is(err, ErrTooOld) true.

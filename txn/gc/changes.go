@@ -31,7 +31,7 @@ func (r changes) noteUntil() tso.Timestamp {
 	if r.cfg.FullEvery == 0 {
 		return 0
 	}
-	return r.report.Now + tso.Timestamp((2*r.cfg.FullEvery + r.cfg.Retention).Microseconds())
+	return r.report.Now.Add(2*r.cfg.FullEvery + r.cfg.Retention)
 }
 
 // part collects the rows that clients have noted in a part, page of notes by page, and removes the

@@ -71,7 +71,7 @@ func TestReportExactly(t *testing.T) {
 				t.Errorf("%s (-want +got):\n%s", what, d)
 			}
 		}
-		at := func(ts tso.Timestamp) tso.Timestamp { return ts - tso.Timestamp(retention.Microseconds()) }
+		at := func(ts tso.Timestamp) tso.Timestamp { return ts.Add(-retention) }
 		planned := plan()
 		check("plan", planned, gc.Report{DryRun: true, SafePoint: at(planned.Now), Now: planned.Now, Finished: true, HeldBy: []gc.Hold{}, Tables: tables, Total: total, Elapsed: planned.Elapsed})
 

@@ -128,7 +128,7 @@ func (r *run) chooseSafePoint(ctx context.Context) (tso.Timestamp, error) {
 
 // below returns the latest safe point that the retention and holds allow.
 func (r *run) below(holds []Hold) tso.Timestamp {
-	retained := r.report.Now - tso.Timestamp(r.cfg.Retention.Microseconds())
+	retained := r.report.Now.Add(-r.cfg.Retention)
 	p := retained
 	for _, h := range holds {
 		if h.OldestTS <= retained {

@@ -137,7 +137,7 @@ func readHolds(ctx context.Context, c *recovery.Resolver, now tso.Timestamp) ([]
 	holds := []Hold{}
 	err := c.Metadata.ReadRows(ctx, bigtable.PrefixRange(recovery.TokenRowPrefix), func(r bigtable.Row) bool {
 		w, ok := recovery.DecodeToken(r)
-		if ok && w.OldestTs > 0 && now < tso.Timestamp(w.ExpiresTs)+tso.Timestamp(gctime.HoldGrace().Microseconds()) {
+		if ok && w.OldestTs > 0 && now < tso.Timestamp(w.ExpiresTs).Add(gctime.HoldGrace()) {
 			holds = append(holds, Hold{Owner: r.Key()[len(recovery.TokenRowPrefix):], Host: w.Host, PID: w.Pid, OldestTS: tso.Timestamp(w.OldestTs), ExpiresTS: tso.Timestamp(w.ExpiresTs)})
 		}
 		return true

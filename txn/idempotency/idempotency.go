@@ -167,7 +167,7 @@ func (k *Keys) Sweep(ctx context.Context, age time.Duration) (removed int, err e
 	if err != nil {
 		return 0, err
 	}
-	before := now - tso.Timestamp(age.Microseconds())
+	before := now.Add(-age)
 	snapshot, err := k.client.Snapshot(ctx, txn.At(now))
 	if err != nil {
 		return 0, err

@@ -30,7 +30,7 @@ func judgeGC(r *Result, s *gc.Status) {
 	if s.SafePoint == 0 || retention == 0 {
 		retention = gc.DefaultRetention
 	}
-	retained := s.Now - tso.Timestamp(retention.Microseconds())
+	retained := s.Now.Add(-retention)
 	const why = "every version above the safe point stays: tables grow, and reads of rows that change often get slower"
 	running := s.Lease.Owner != ""
 	switch {

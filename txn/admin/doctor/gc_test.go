@@ -13,7 +13,7 @@ import (
 func TestJudgeGC(t *testing.T) {
 	t.Parallel()
 	now := tso.FromTime(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC))
-	before := func(d time.Duration) tso.Timestamp { return now - tso.Timestamp(d.Microseconds()) }
+	before := func(d time.Duration) tso.Timestamp { return now.Add(-d) }
 	const day = 24 * time.Hour
 	held := func(age time.Duration) []gc.Hold {
 		return []gc.Hold{{Host: "h", PID: 7, OldestTS: before(age)}}

@@ -23,10 +23,7 @@ func Time(ts tso.Timestamp) string {
 func Stamp(ts tso.Timestamp) string { return fmt.Sprintf("%d (%s)", ts, Time(ts)) }
 
 // Between is the time from one timestamp to a later one.
-func Between(from, to tso.Timestamp) string { return Duration(Elapsed(from, to)) }
-
-// Elapsed is the time from one timestamp to a later one, for calculations.
-func Elapsed(from, to tso.Timestamp) time.Duration { return time.Duration(to-from) * time.Microsecond }
+func Between(from, to tso.Timestamp) string { return Duration(to.Sub(from)) }
 
 // Duration is a duration as exact as people need it.
 func Duration(d time.Duration) string {

@@ -315,7 +315,7 @@ func (t *Token) removeDeadTokens(ctx context.Context, now tso.Timestamp) {
 	defer cancel()
 	var dead []store.RowMutation
 	err := t.resolver.Metadata.ReadRows(ctx, bigtable.PrefixRange(TokenRowPrefix), func(r bigtable.Row) bool {
-		if w, ok := DecodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now-tso.Timestamp(staleTokenAge.Microseconds()) {
+		if w, ok := DecodeToken(r); ok && tso.Timestamp(w.ExpiresTs) < now.Add(-staleTokenAge) {
 			m := bigtable.NewMutation()
 			m.DeleteCellsInColumn(store.DeployFamily, TokenQualifier)
 			dead = append(dead, store.RowMutation{Row: r.Key(), Mut: m, Ops: 1})

@@ -92,7 +92,7 @@ func (w *world) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
 	if !w.began.IsZero() {
-		return base + tso.Timestamp(time.Since(w.began).Microseconds()), ctx.Err()
+		return base.Add(time.Since(w.began)), ctx.Err()
 	}
 	ts := base + 1300 + tso.Timestamp(w.asked)
 	if w.asked++; w.asked > 2 {

@@ -334,7 +334,7 @@ func (s *Store) queued() int {
 // means that it is not known.
 func (s *Store) safePointAge() time.Duration {
 	if p, now := s.SafePoint.View.Load().TS, s.Clock.Now(); p > 0 && now > 0 {
-		return time.Duration(now-p) * time.Microsecond
+		return now.Sub(p)
 	}
 	return 0
 }

@@ -157,7 +157,7 @@ func (m *Metrics) BackgroundDropped(rows int) {
 // expired. now is about the oracle's time; 0 means that it is not known.
 func (m *Metrics) Listed(l *format.Lock, now tso.Timestamp) {
 	if m.strandedAge.Enabled(context.Background()) && l.Expired(now) {
-		m.oldest.note(time.Now(), time.Duration(now-l.StartTS)*time.Microsecond)
+		m.oldest.note(time.Now(), now.Sub(l.StartTS))
 	}
 }
 
@@ -167,7 +167,7 @@ func (m *Metrics) Stranded(l *format.Lock, now tso.Timestamp) {
 	if !m.strandedAge.Enabled(ctx) {
 		return
 	}
-	age := time.Duration(now-l.StartTS) * time.Microsecond
+	age := now.Sub(l.StartTS)
 	m.strandedAge.Record(ctx, age.Seconds(), metric.WithAttributes(semconv.DBCollectionName(l.Cell.Table)))
 	m.oldest.note(time.Now(), age)
 }

@@ -162,7 +162,7 @@ func (o *runOptions) due(ctx context.Context, s *session.Session) (time.Duration
 	if err != nil || st.Run.Phase != gc.PhaseDone {
 		return 0, err
 	}
-	return o.interval - time.Duration(st.Now-st.Run.UpdatedTS)*time.Microsecond, nil
+	return o.interval - st.Now.Sub(st.Run.UpdatedTS), nil
 }
 
 func (o *runOptions) print(r *report) error {

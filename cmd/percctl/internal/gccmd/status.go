@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -93,7 +92,7 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 		st.Run.Row = ""
 	}
 	if g.SafePoint > 0 {
-		st.AgeSeconds = (time.Duration(g.Now-g.SafePoint) * time.Microsecond).Seconds()
+		st.AgeSeconds = g.Now.Sub(g.SafePoint).Seconds()
 	}
 	return st, nil
 }

@@ -67,7 +67,7 @@ func (c *chosen) find(ctx context.Context, s *session.Session, tables []string, 
 		if err != nil {
 			return nil, err
 		}
-		latest := now - tso.Timestamp(c.olderThan.Microseconds())
+		latest := now.Add(-c.olderThan)
 		want.Keep = func(l format.Lock) bool { return l.StartTS <= latest }
 	}
 	return inspect.Collect(ctx, s, &c.tables, tables, want)

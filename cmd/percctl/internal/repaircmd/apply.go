@@ -130,7 +130,7 @@ func (o *applyOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	if age := time.Duration(now-p.CreatedTS) * time.Microsecond; age > o.maxAge || age < 0 {
+	if age := now.Sub(p.CreatedTS); age > o.maxAge || age < 0 {
 		return &cli.Error{Code: cli.ExitFound, Err: fmt.Errorf("%s: the plan is %s old, but --max-age is %v: plan again", o.file, cli.Duration(age), o.maxAge)}
 	}
 	if err := s.Use(ctx, p.Tables...); err != nil {
