@@ -166,7 +166,7 @@ func changesOperations() map[string]func(context.Context, *txn.Client) (any, err
 			return by.Owner, err
 		},
 		"write Backfill": func(ctx context.Context, c *txn.Client) (any, error) {
-			return notify.Backfill(ctx, c, "a", observed, nil, nil)
+			return notify.Backfill(ctx, c, notify.BackfillConfig{Table: "a", Column: observed})
 		},
 		"write Counter.Add": committed(func(ctx context.Context, tx *txn.Txn) error { return counter.Add(ctx, tx, "n", 1) }),
 		"write Counter.Observe": committed(func(ctx context.Context, tx *txn.Txn) error {

@@ -97,7 +97,7 @@ func TestLateSchemaAfterBackfill(t *testing.T) {
 		advance(15 * time.Second)
 		close(hold.release)
 		advance(46 * time.Second) // 61 s after the registration
-		if _, err := notify.Backfill(t.Context(), env.Client, "a", col, nil, nil); err != nil {
+		if _, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: "a", Column: col}); err != nil {
 			t.Fatal(err)
 		}
 		advance(5 * time.Second)

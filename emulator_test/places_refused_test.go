@@ -298,11 +298,11 @@ func TestChangesRefusedAtEachPlace(t *testing.T) {
 				return err
 			},
 			"Backfill": func(ctx context.Context, c *txn.Client) error {
-				_, err := notify.Backfill(ctx, c, "a", cell.Column(), nil, nil)
+				_, err := notify.Backfill(ctx, c, notify.BackfillConfig{Table: "a", Column: cell.Column()})
 				return err
 			},
 			"Backfill of a pattern": func(ctx context.Context, c *txn.Client) error {
-				_, err := notify.Backfill(ctx, c, "a", txn.Pattern("f", "q"), nil, nil)
+				_, err := notify.Backfill(ctx, c, notify.BackfillConfig{Table: "a", Column: txn.Pattern("f", "q")})
 				return err
 			},
 			"Counter": func(ctx context.Context, c *txn.Client) error {

@@ -297,7 +297,7 @@ func TestScansThatFindNothing(t *testing.T) {
 			return err
 		},
 		"a backfill": func(ctx context.Context, c *txn.Client) error {
-			n, err := notify.Backfill(ctx, c, "a", txn.Column{Family: "f", Qualifier: "rare"}, nil, nil)
+			n, err := notify.Backfill(ctx, c, notify.BackfillConfig{Table: "a", Column: txn.Column{Family: "f", Qualifier: "rare"}})
 			if n != 1 {
 				return fmt.Errorf("%d cells: %w", n, err)
 			}

@@ -14,28 +14,38 @@ import (
 // backfillBatch is how many cells Backfill notifies with one request.
 const backfillBatch = 500
 
-// Backfill notifies every cell of a table's column, or of a pattern, that has a value, in the rows rs (nil:
-// all rows), and returns how many it notified. Use it after you have registered an
-// observer for a column with data. An observer that has acknowledged a cell's newest
-// change does not run again.
+// BackfillConfig configures [Backfill]. Table and Column have to be set.
+type BackfillConfig struct {
+	Table string
+	// Column is a column, or a pattern.
+	Column txn.Column
+	// Rows defaults to all rows.
+	Rows bigtable.RowSet
+	// Progress, if set, is called after each batch with the number of cells notified so far, and
+	// the last of their rows.
+	Progress func(cells int, row string)
+}
+
+// Backfill notifies every cell of a column that has a value, and returns how many it notified. Use it
+// after you have registered an observer for a column with data. An observer that has acknowledged a
+// cell's newest change does not run again.
 //
 // Clients that are running notice the registration late, and the changes that they commit
 // before that have no notifications. Backfill covers those changes too if it runs late
 // enough: a minute after the registration.
 //
-// progress, if not nil, is called after each batch with the number of cells notified so
-// far and the last of their rows. After an error the cells up to that row are notified,
-// and another call may begin with it. Backfill fails with txn.ErrSchema if the column has
-// no observer. If observers of a pattern cannot acknowledge changes of some cells, because the names of
-// these are too long, Backfill notifies all others, and then fails with txn.ErrLimit.
-func Backfill(ctx context.Context, client *txn.Client, table string, column txn.Column, rs bigtable.RowSet, progress func(cells int, row string)) (cells int, err error) {
+// After an error the cells up to the last row of Progress are notified, and another call may begin
+// with it. Backfill fails with txn.ErrSchema if the column has no observer. If observers of a
+// pattern cannot acknowledge changes of some cells, because the names of these are too long,
+// Backfill notifies all others, and then fails with txn.ErrLimit.
+func Backfill(ctx context.Context, client *txn.Client, cfg BackfillConfig) (cells int, err error) {
 	snapshot, err := client.Snapshot(ctx)
 	if err != nil {
 		return 0, err
 	}
 	var observed []changes.ObservedColumn
-	if column.IsPattern() {
-		if observed, err = changes.ObservedColumns(ctx, client, table); err != nil {
+	if cfg.Column.IsPattern() {
+		if observed, err = changes.ObservedColumns(ctx, client, cfg.Table); err != nil {
 			return 0, err
 		}
 	}
@@ -46,24 +56,24 @@ func Backfill(ctx context.Context, client *txn.Client, table string, column txn.
 			return err
 		}
 		cells += len(batch)
-		if progress != nil && len(batch) > 0 {
-			progress(cells, batch[len(batch)-1].Row)
+		if cfg.Progress != nil && len(batch) > 0 {
+			cfg.Progress(cells, batch[len(batch)-1].Row)
 		}
 		batch = batch[:0]
 		return nil
 	}
-	for row, err := range snapshot.Table(table).ReadRows(ctx, rs, Watched(column), txn.KeysOnly()) {
+	for row, err := range snapshot.Table(cfg.Table).ReadRows(ctx, cfg.Rows, Watched(cfg.Column), txn.KeysOnly()) {
 		if err != nil {
 			return cells, err
 		}
 		for family, items := range row {
 			for _, item := range items {
-				cell := txn.Cell{Table: table, Row: row.Key(), Family: family, Qualifier: item.Column[len(family)+1:]}
+				cell := txn.Cell{Table: cfg.Table, Row: row.Key(), Family: family, Qualifier: item.Column[len(family)+1:]}
 				if id := changes.CannotAcknowledge(observed, cell); id != "" {
 					if tooLong++; tooLong == 1 {
 						first = fmt.Sprintf("%s, observer %s", cell, id)
 					}
-					if _, ok := changes.Watching(observed, table, cell.Column()); !ok {
+					if _, ok := changes.Watching(observed, cfg.Table, cell.Column()); !ok {
 						continue
 					}
 				}
@@ -77,7 +87,7 @@ func Backfill(ctx context.Context, client *txn.Client, table string, column txn.
 		}
 	}
 	if err = send(); err == nil && tooLong > 0 {
-		err = format.Limitf("backfill of %s: %d cells have names that are too long for acknowledgments: they can be read and deleted, without runs of the observer. The first is %s", column, tooLong, first)
+		err = format.Limitf("backfill of %s: %d cells have names that are too long for acknowledgments: they can be read and deleted, without runs of the observer. The first is %s", cfg.Column, tooLong, first)
 	}
 	return cells, err
 }

@@ -154,7 +154,7 @@ func TestBackfillOfOneColumn(t *testing.T) {
 		handle(t, w, "p", longer, observeEffect)
 		start(t, w)
 		pass(time.Second)
-		n, err := notify.Backfill(t.Context(), env.Client, "docs", input.Column, nil, nil)
+		n, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: "docs", Column: input.Column})
 		if err != nil || n != 2 {
 			t.Errorf("%d cells, %v; want 2", n, err)
 		}

@@ -76,7 +76,7 @@ func TestBackfillBetweenReads(t *testing.T) {
 		note := bf.OnStep(txntest.StepNotify, txntest.Hold)
 		done := make(chan error, 1)
 		go func() {
-			_, err := notify.Backfill(t.Context(), operator, input.table, input.Column, nil, nil)
+			_, err := notify.Backfill(t.Context(), operator, notify.BackfillConfig{Table: input.table, Column: input.Column})
 			done <- err
 		}()
 		<-note.Fired() // it has its timestamp

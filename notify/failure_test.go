@@ -481,7 +481,7 @@ func TestDropOfRemovedObserver(t *testing.T) {
 		}
 		register(t, env.Client, input, "o", false)
 		pass(2 * time.Minute)
-		if _, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, nil, nil); err != nil {
+		if _, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: input.table, Column: input.Column}); err != nil {
 			t.Fatal(err)
 		}
 		pass(10 * time.Minute)

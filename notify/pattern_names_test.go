@@ -69,12 +69,12 @@ func TestPatternOverLongQualifiers(t *testing.T) {
 		}
 		start(t, w)
 		pass(2 * time.Minute)
-		cells, err := notify.Backfill(t.Context(), env.Client, "docs", txn.Pattern("d", "tag/"), nil, nil)
+		cells, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: "docs", Column: txn.Pattern("d", "tag/")})
 		first := fmt.Sprintf("The first is %s, observer tags", cellIn(columnOf("docs", "d", one), "r"))
 		if !errors.Is(err, txn.ErrLimit) || !strings.Contains(err.Error(), "4 cells") || !strings.HasSuffix(err.Error(), first) || cells != 4 {
 			t.Errorf("backfill of %d cells: %v", cells, err)
 		}
-		if cells, err := notify.Backfill(t.Context(), env.Client, "docs", txn.Pattern("d", both), bigtable.RowList{"r"}, nil); !errors.Is(err, txn.ErrLimit) || cells != 0 {
+		if cells, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: "docs", Column: txn.Pattern("d", both), Rows: bigtable.RowList{"r"}}); !errors.Is(err, txn.ErrLimit) || cells != 0 {
 			t.Errorf("backfill of one cell whose name is too long: %d, %v", cells, err)
 		}
 		refused := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(c txntest.Call) error {
@@ -83,7 +83,7 @@ func TestPatternOverLongQualifiers(t *testing.T) {
 			}
 			return nil
 		})...)
-		if cells, err := notify.Backfill(t.Context(), refused, "docs", txn.Pattern("d", "tag/"), nil, nil); status.Code(err) != codes.PermissionDenied || cells != 0 {
+		if cells, err := notify.Backfill(t.Context(), refused, notify.BackfillConfig{Table: "docs", Column: txn.Pattern("d", "tag/")}); status.Code(err) != codes.PermissionDenied || cells != 0 {
 			t.Errorf("a backfill that is refused: %d, %v", cells, err)
 		}
 		if err := changes.Notify(t.Context(), env.Client, cellIn(columnOf("docs", "d", both), "r")); !errors.Is(err, txn.ErrLimit) {
@@ -125,7 +125,7 @@ func TestPatternBackfillRequests(t *testing.T) {
 		register(t, env.Client, patternOf("tag/"), "tags", false)
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		if cells, err := notify.Backfill(t.Context(), c, "docs", txn.Pattern("d", "tag/"), nil, nil); err != nil || cells != 1202 {
+		if cells, err := notify.Backfill(t.Context(), c, notify.BackfillConfig{Table: "docs", Column: txn.Pattern("d", "tag/")}); err != nil || cells != 1202 {
 			t.Fatalf("%d cells, %v", cells, err)
 		}
 		var set []string

@@ -166,7 +166,7 @@ func TestPatternBackfill(t *testing.T) {
 		start(t, w)
 		pass(2 * time.Minute)
 		log.want(t, "before the backfill")
-		cells, err := notify.Backfill(t.Context(), env.Client, "docs", txn.Pattern("d", "tag/"), nil, nil)
+		cells, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: "docs", Column: txn.Pattern("d", "tag/")})
 		if err != nil || cells != 61 {
 			t.Fatalf("%d cells, %v", cells, err)
 		}

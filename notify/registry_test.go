@@ -118,7 +118,7 @@ func TestRenamed(t *testing.T) {
 		if s := w.Stats(); s.Runs != 0 {
 			t.Errorf("%+v", s)
 		}
-		n, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, nil, nil)
+		n, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: input.table, Column: input.Column})
 		if err != nil || n != 1 {
 			t.Errorf("%d cells, %v", n, err)
 		}
@@ -149,7 +149,7 @@ func TestRunningWritersNotice(t *testing.T) {
 			t.Errorf("effects %v", got)
 		}
 		var progress []int
-		n, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, bigtable.PrefixRange(""), func(cells int, row string) { progress = append(progress, cells) })
+		n, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: input.table, Column: input.Column, Rows: bigtable.PrefixRange(""), Progress: func(cells int, row string) { progress = append(progress, cells) }})
 		if err != nil || n != 3 || len(progress) != 1 {
 			t.Errorf("%d cells, progress %v, %v", n, progress, err)
 		}
@@ -184,7 +184,7 @@ func TestAdopted(t *testing.T) {
 		})
 		start(t, w)
 		for range 2 { // the second time it is acknowledged
-			if n, err := notify.Backfill(t.Context(), env.Client, input.table, input.Column, bigtable.RowList{"row", "none"}, nil); err != nil || n != 1 {
+			if n, err := notify.Backfill(t.Context(), env.Client, notify.BackfillConfig{Table: input.table, Column: input.Column, Rows: bigtable.RowList{"row", "none"}}); err != nil || n != 1 {
 				t.Error(n, err)
 			}
 			wait(t, env.Client)

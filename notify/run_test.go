@@ -469,7 +469,7 @@ func TestClosedClient(t *testing.T) {
 			if err := <-done; !errors.Is(err, txn.ErrClosed) || time.Since(begun) > 2*time.Minute {
 				t.Errorf("Run returned %v after %v", err, time.Since(begun))
 			}
-			if n, err := notify.Backfill(t.Context(), c, input.table, input.Column, nil, nil); !errors.Is(err, txn.ErrClosed) || n != 0 {
+			if n, err := notify.Backfill(t.Context(), c, notify.BackfillConfig{Table: input.table, Column: input.Column}); !errors.Is(err, txn.ErrClosed) || n != 0 {
 				t.Errorf("Backfill: %d, %v", n, err)
 			}
 		}

@@ -149,7 +149,7 @@ func (s *simulation) ask(ctx context.Context, r request, f func() error) (err er
 
 func (s *simulation) backfill(ctx context.Context, c *txn.Client, col column) error {
 	return s.ask(ctx, request{of: col}, func() error {
-		_, err := notify.Backfill(ctx, c, col.table, col.Column, nil, nil)
+		_, err := notify.Backfill(ctx, c, notify.BackfillConfig{Table: col.table, Column: col.Column})
 		return err
 	})
 }

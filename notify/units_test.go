@@ -303,7 +303,7 @@ func TestBackfillExactly(t *testing.T) {
 			if rows > backfillBatch {
 				want = append(want, fmt.Sprintf("%d row%03d", rows, rows-1))
 			}
-			n, err := Backfill(t.Context(), c, "t", column, nil, func(cells int, row string) { said = append(said, fmt.Sprint(cells, " ", row)) })
+			n, err := Backfill(t.Context(), c, BackfillConfig{Table: "t", Column: column, Progress: func(cells int, row string) { said = append(said, fmt.Sprint(cells, " ", row)) }})
 			if n != rows || err != nil || !slices.Equal(said, want) {
 				t.Errorf("%d rows: %d, %v, said %q, want %q", rows, n, err, said, want)
 			}
@@ -316,7 +316,7 @@ func TestBackfillExactly(t *testing.T) {
 			}
 			return nil
 		})...)
-		if n, err := Backfill(t.Context(), once, "t", column, nil, nil); status.Code(err) != codes.PermissionDenied || n != 0 {
+		if n, err := Backfill(t.Context(), once, BackfillConfig{Table: "t", Column: column}); status.Code(err) != codes.PermissionDenied || n != 0 {
 			t.Errorf("the first batch is refused: %d, %v", n, err)
 		}
 	})

@@ -75,14 +75,14 @@ type verification struct {
 func (v *verification) inBatches(ctx context.Context, client *txn.Client, table string, r jobs.Range, columns txn.ReadOption, f func(context.Context, []bigtable.Row) error) error {
 	const parallel = 8
 	var batches [parallel][]bigtable.Row
-	err := jobs.Scan(ctx, client, v.snapshot, table, r, parallel, func(ctx context.Context, part int, row bigtable.Row) error {
+	err := jobs.Scan{Snapshot: v.snapshot, Table: table, Range: r, Parallel: parallel, Options: []txn.ReadOption{columns}}.Run(ctx, client, func(ctx context.Context, part int, row bigtable.Row) error {
 		batches[part] = append(batches[part], row)
 		if len(batches[part]) < verifyRows {
 			return nil
 		}
 		defer func() { batches[part] = nil }()
 		return f(ctx, batches[part])
-	}, columns)
+	})
 	for _, rest := range batches {
 		if err == nil && len(rest) > 0 {
 			err = f(ctx, rest)

@@ -355,7 +355,7 @@ func TestScan(t *testing.T) {
 	}
 	var mu sync.Mutex
 	last, n := map[int]string{}, 0
-	err = jobs.Scan(t.Context(), env.Client, s, "t", jobs.Prefix("1"), 8, func(_ context.Context, part int, row bigtable.Row) error {
+	err = jobs.Scan{Snapshot: s, Table: "t", Range: jobs.Prefix("1"), Parallel: 8, Options: []txn.ReadOption{txn.Families("f")}}.Run(t.Context(), env.Client, func(_ context.Context, part int, row bigtable.Row) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if last[part] >= row.Key() {
@@ -364,12 +364,13 @@ func TestScan(t *testing.T) {
 		last[part] = row.Key()
 		n++
 		return nil
-	}, txn.Families("f"))
+	})
 	if err != nil || n != 100 {
 		t.Errorf("%d rows, error %v", n, err)
 	}
 	broken := errors.New("broken")
-	if err := jobs.Scan(t.Context(), env.Client, s, "t", jobs.Range{}, 8, func(context.Context, int, bigtable.Row) error { return broken }); !errors.Is(err, broken) {
+	err = jobs.Scan{Snapshot: s, Table: "t", Parallel: 8}.Run(t.Context(), env.Client, func(context.Context, int, bigtable.Row) error { return broken })
+	if !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
 }

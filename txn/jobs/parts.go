@@ -65,19 +65,31 @@ func Partitions(ctx context.Context, client *txn.Client, table string, r Range, 
 	return append(parts, Range{start, r.End}), nil
 }
 
-// Scan reads a range of a table in at most parallel parts at a time, and calls f for each row:
-// in order of the keys within a part, and concurrently for different parts. part is the number
-// of the part, from 0. The first error ends the scan. For reads that take longer than versions
-// are kept, take the snapshot with txn.Hold.
-func Scan(ctx context.Context, client *txn.Client, snapshot *txn.Snapshot, table string, r Range, parallel int, f func(ctx context.Context, part int, row bigtable.Row) error, opts ...txn.ReadOption) error {
-	parts, err := Partitions(ctx, client, table, r, parallel)
+// A Scan reads a range of a table in parts, some at the same time.
+type Scan struct {
+	// Snapshot is what the scan reads. For a scan that takes longer than versions are kept, take it
+	// with txn.Hold.
+	Snapshot *txn.Snapshot
+	Table    string
+	// Range defaults to the whole table.
+	Range Range
+	// Parallel bounds the parts: 1 to 1000. They are read at the same time.
+	Parallel int
+	// Options are for the reads.
+	Options []txn.ReadOption
+}
+
+// Run calls f for each row: in order of the keys within a part, and concurrently for different
+// parts. part is the number of the part, from 0. The first error ends the scan.
+func (s Scan) Run(ctx context.Context, client *txn.Client, f func(ctx context.Context, part int, row bigtable.Row) error) error {
+	parts, err := Partitions(ctx, client, s.Table, s.Range, s.Parallel)
 	if err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	for i, part := range parts {
 		g.Go(func() error {
-			for row, err := range snapshot.Table(table).ReadRows(ctx, part.Rows(), opts...) {
+			for row, err := range s.Snapshot.Table(s.Table).ReadRows(ctx, part.Rows(), s.Options...) {
 				if err == nil {
 					err = f(ctx, i, row)
 				}

@@ -73,7 +73,7 @@ func TestContext(t *testing.T) {
 		}
 		usualFaults.Reset()
 		rows := 0
-		err = jobs.Scan(batch.Context(t.Context()), c, s, "a", jobs.Range{}, 1, func(context.Context, int, bigtable.Row) error { rows++; return nil })
+		err = jobs.Scan{Snapshot: s, Table: "a", Parallel: 1}.Run(batch.Context(t.Context()), c, func(context.Context, int, bigtable.Row) error { rows++; return nil })
 		if err != nil || rows != 2 {
 			t.Errorf("%d rows, %v", rows, err)
 		}

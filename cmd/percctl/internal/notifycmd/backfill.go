@@ -87,11 +87,12 @@ func (o *backfillOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	extent := s.Extent(ctx, r, o.table)
-	b.Cells, err = notify.Backfill(ctx, s.Client(), o.table, o.column, r.Set(), func(cells int, row string) {
+	progress := func(cells int, row string) {
 		b.LastRow = session.Row(row)
 		s.Progress.Of(extent.At(o.table, row), cells, "cell")
 		s.Progress.Set("%s notified, up to row %s", cli.Count(cells, "cell"), b.LastRow)
-	})
+	}
+	b.Cells, err = notify.Backfill(ctx, s.Client(), notify.BackfillConfig{Table: o.table, Column: o.column, Rows: r.Set(), Progress: progress})
 	s.Progress.End()
 	if err == nil {
 		b.LastRow = ""

@@ -66,7 +66,7 @@ func emptyRange(r *run) {
 			return err
 		}},
 		{"notify.Backfill", func(ctx context.Context, _ *world, c *txn.Client) error {
-			_, err := notify.Backfill(ctx, c, tableName(0), observedColumn, nil, nil)
+			_, err := notify.Backfill(ctx, c, notify.BackfillConfig{Table: tableName(0), Column: observedColumn})
 			return err
 		}},
 		{"admin.PlanRepairs", func(ctx context.Context, _ *world, c *txn.Client) error {
