@@ -31,6 +31,7 @@ const (
 	StepRollForward  Step = "roll forward"   // CheckAndMutateRow: one cell of a committed transaction
 	StepRollPrimary  Step = "roll back"      // CheckAndMutateRow: a rollback marker on the primary
 	StepRollBackCell Step = "roll back cell" // CheckAndMutateRow: one cell of a rolled-back transaction
+	StepProbe        Step = "probe"          // CheckAndMutateRow that changes nothing: does an ill row answer?
 	StepNotify       Step = "notify"         // MutateRows: weak notifications
 	StepClear        Step = "clear"          // MutateRows: remove notifications
 	StepFailure      Step = "failure"        // MutateRows: an observer's failure
@@ -163,6 +164,9 @@ func stepOfBulk(entries []*btpb.MutateRowsRequest_Entry) Step {
 }
 
 func stepOfCondition(r *btpb.CheckAndMutateRowRequest) (Step, tso.Timestamp) {
+	if r.GetPredicateFilter().GetBlockAllFilter() {
+		return StepProbe, 0
+	}
 	for _, m := range r.FalseMutations {
 		if d := m.GetDeleteFromColumn(); d != nil && d.FamilyName == format.WriteFamily {
 			return StepCollectRow, 0

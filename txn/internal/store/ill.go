@@ -20,7 +20,7 @@ import (
 //   - closed: nothing is sent to them but probes, one at a time from each client. All else waits,
 //     and holds nothing that another transaction needs. The first answer opens them.
 //   - suspect: they have answered a probe. Commits prewrite them before other rows. The first
-//     prewrite that is answered quickly makes them well.
+//     prewrite after minSuspect that is answered quickly makes them well.
 //
 // Those that wait send the probes, so an ill row that nobody wants costs nothing.
 
@@ -44,6 +44,7 @@ type illRange struct {
 	// patience is after how long another request counts as stalled: a row that is slow and not away
 	// must not stall each time.
 	patience time.Duration
+	until    time.Time // suspect at least until then
 }
 
 const (
@@ -58,6 +59,9 @@ const (
 	// minProbePause is the longest first pause after a probe without an answer. The pauses have jitter, and grow to
 	// Config.Backoff.Max.
 	minProbePause = 50 * time.Millisecond
+	// minSuspect is how long rows are suspect at least. A tablet that comes and goes would stall
+	// commits that hold other locks each time. Meanwhile commits of several rows take a round trip more.
+	minSuspect = 10 * time.Second
 	// releasePace is how soon after the one before it a waiting call continues, once the rows answer.
 	releasePace = time.Millisecond
 	// maxRelease bounds that.
@@ -118,7 +122,11 @@ func (t *Table) noteAnswered(row string, took time.Duration) {
 	i := &t.ill
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if r := i.find(row); r != nil && !r.cut(row) && r.opened == nil {
+	if r := i.find(row); r == nil || r.cut(row) || r.opened != nil {
+		return
+	} else if time.Now().Before(r.until) {
+		r.patience = t.store.StallAfter() // it is not slow
+	} else {
 		i.remove(func(x *illRange) bool { return x == r })
 	}
 }
@@ -158,7 +166,7 @@ func (t *Table) NoteStall(row string) {
 		return
 	}
 	ill := &illRange{start: row, end: row + "\x00", low: row, high: row, opened: make(chan struct{}), probing: make(chan struct{}, 1), patience: 2 * t.store.StallAfter()}
-	ill.pause = Backoff{Min: min(minProbePause, t.store.Config.Backoff.Max), Max: t.store.Config.Backoff.Max}.Start()
+	ill.pause = t.probePause()
 	if bounds == nil {
 		t.store.Background.Run(t.tabletBounds)
 	} else {
@@ -180,6 +188,11 @@ func (t *Table) NoteStall(row string) {
 		i.remove(func(r *illRange) bool { return r == oldest })
 	}
 	i.some.Store(true)
+}
+
+// probePause paces the probes of one illness.
+func (t *Table) probePause() Waiter {
+	return Backoff{Min: min(minProbePause, t.store.Config.Backoff.Max), Max: t.store.Config.Backoff.Max}.Start()
 }
 
 // knownBounds returns where the tablets of the table end, and nil if the client has not asked.
@@ -308,17 +321,23 @@ func (t *Table) await(ctx context.Context, row string, inOrder bool) error {
 		select {
 		case r.probing <- struct{}{}:
 			// Not with ctx: a call that waits only for a moment must not end a probe for all.
-			t.store.Background.probe(func(ctx context.Context) { t.probeOnce(ctx, r, row) })
+			t.store.Background.probe(func(ctx context.Context) { t.probeOnce(ctx, r, opened, row) })
 		case <-opened:
 		case <-ctx.Done():
 		}
 	}
 }
 
-// probeOnce sends a probe for those that wait, and pauses if it has no answer.
-func (t *Table) probeOnce(ctx context.Context, r *illRange, row string) {
+// probeOnce sends a probe for those that wait for opened, and pauses if it has no answer.
+func (t *Table) probeOnce(ctx context.Context, r *illRange, opened chan struct{}, row string) {
 	defer func() { <-r.probing }()
+	select {
+	case <-opened: // by the probe before
+		return
+	default:
+	}
 	if t.probe(ctx, maxProbe, row) {
+		r.pause = t.probePause()
 		t.probed(ctx, r, row, true)
 	} else if r.pause.Wait(ctx, 0) != nil { // the client closes: nobody must wait any more
 		t.ill.mu.Lock()
@@ -338,9 +357,12 @@ func (t *Table) awaitEnded(ctx context.Context, row string) error {
 	return Ended(ctx, fmt.Sprintf("percolator: waiting for row %q of table %q, whose tablet does not answer", row, t.Name), nil)
 }
 
-// probe reports whether a row answers.
+// probe reports whether a row answers. It is a conditional mutation that changes nothing, because the
+// Bigtable client repeats reads that a tablet refuses, 17 times in maxProbe.
 func (t *Table) probe(ctx context.Context, limit time.Duration, row string) bool {
-	_, err := t.TryReadRowWithin(ctx, limit, row, Interleave(Chain(WholeFamily(format.LockFamily), Latest, bigtable.StripValueFilter())))
+	never := bigtable.NewMutation()
+	never.DeleteTimestampRange(format.LockFamily, "probe", 0, 1)
+	_, err := t.CheckAndMutateWithin(ctx, limit, row, bigtable.BlockAllFilter(), never, nil)
 	return err == nil || Permanent(err)
 }
 
@@ -355,6 +377,6 @@ func (t *Table) probed(ctx context.Context, r *illRange, row string, answered bo
 	case r.cut(row):
 	case r.opened != nil:
 		close(r.opened)
-		r.opened = nil
+		r.opened, r.until = nil, time.Now().Add(minSuspect)
 	}
 }
