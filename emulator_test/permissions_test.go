@@ -134,8 +134,8 @@ func transact(ctx context.Context, bt *bigtable.Client, cfg txn.Config) error {
 // work writes an observed cell, and runs its observer.
 func work(ctx context.Context, bt *bigtable.Client, _ *bigtable.AdminClient) error {
 	var log logged
-	return withClient(ctx, bt, txn.Config{}, func(c *txn.Client) error {
-		w, err := notify.NewWorker(c, notify.Config{NoHints: true, Logger: log.logger()})
+	return withClient(ctx, bt, txn.Config{Logger: log.logger()}, func(c *txn.Client) error {
+		w, err := notify.NewWorker(c, notify.Config{NoHints: true})
 		if err != nil {
 			return err
 		}

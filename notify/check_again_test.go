@@ -129,7 +129,7 @@ func TestQuietWorker(t *testing.T) {
 				finder = newGivenFinder()
 			}
 			var logged bytes.Buffer
-			w := newWorker(t, env.Client, notify.Config{Finder: finder, Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+			w := newWorker(t, env.NewClient(txn.Config{Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))}), notify.Config{Finder: finder})
 			handle(t, w, "o", input, observeEffect)
 			stop := start(t, w)
 			put(t, env.Client, input, "row", "v")

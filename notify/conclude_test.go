@@ -80,15 +80,15 @@ func TestStoredConclusions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inTable(t, func(t *testing.T, env *txntest.Env, _ *txn.Client, _ *txntest.Faults) {
 				refuses := false
-				c := env.NewClient(txn.Config{TokenTTL: -1}, txntest.Intercept(func(call txntest.Call) error {
+				var logged bytes.Buffer
+				c := env.NewClient(txn.Config{TokenTTL: -1, Logger: slog.New(slog.NewTextHandler(&logged, nil))}, txntest.Intercept(func(call txntest.Call) error {
 					if refuses && tt.refused != "" && call.Step == tt.refused {
 						return stopped
 					}
 					return nil
 				})...)
-				var logged bytes.Buffer
 				var events []Event
-				w, err := NewWorker(c, Config{MaxAttempts: 3, ConflictAttempts: 4, Logger: slog.New(slog.NewTextHandler(&logged, nil)), OnEvent: func(e Event) { events = append(events, e) }})
+				w, err := NewWorker(c, Config{MaxAttempts: 3, ConflictAttempts: 4, OnEvent: func(e Event) { events = append(events, e) }})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -3,18 +3,15 @@ package notify
 import (
 	"cmp"
 	"fmt"
-	"log/slog"
 	"time"
-
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/defaults"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// Config configures a [Worker]. The zero value is usable.
+// Config configures a [Worker]. The zero value is usable. Traces, metrics and log records go where
+// those of the worker's client go.
 type Config struct {
 	// Concurrency bounds how many observers run at the same time in this worker. If it has
 	// several, half of the places are divided among them, so that slow observers leave room for
@@ -89,22 +86,9 @@ type Config struct {
 	// be concurrent. The worker waits for it, so it must return quickly.
 	// Defaults to nil.
 	OnEvent func(Event)
-
-	// TracerProvider makes the spans of runs.
-	// Defaults to OpenTelemetry's global one.
-	TracerProvider trace.TracerProvider
-
-	// MeterProvider makes the worker's metrics.
-	// Defaults to OpenTelemetry's global one.
-	MeterProvider metric.MeterProvider
-
-	// Logger receives what an operator should know.
-	// Defaults to a logger that drops everything.
-	Logger *slog.Logger
 }
 
 func (c Config) withDefaults() (Config, error) {
-	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	if c.Finder == nil {
 		c.Finder = &Scanner{}
 	}

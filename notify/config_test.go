@@ -11,7 +11,6 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
 // brokenMeters fail to make counters.
@@ -38,10 +37,10 @@ func TestConfigDefaults(t *testing.T) {
 	}
 	for _, tt := range []struct{ cfg, want Config }{{Config{}, want}, {set, set}} {
 		got, err := tt.cfg.withDefaults()
-		if got.Logger == nil || got.Finder == nil {
-			t.Errorf("logger %v, finder %v", got.Logger, got.Finder)
+		if got.Finder == nil {
+			t.Error("no finder")
 		}
-		got.Logger, got.Finder = nil, nil
+		got.Finder = nil
 		if !reflect.DeepEqual(got, tt.want) || err != nil {
 			t.Errorf("%+v: %v, want %+v", got, err, tt.want)
 		}
@@ -59,9 +58,9 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// TestWorkerWithoutMetrics: a worker whose metrics cannot be made is refused.
+// TestWorkerWithoutMetrics: what cannot be measured is an error.
 func TestWorkerWithoutMetrics(t *testing.T) {
-	if w, err := NewWorker(txntest.New(t).Client, Config{MeterProvider: brokenMeters{}}); w != nil || !errors.Is(err, errMeter) {
-		t.Errorf("%+v, %v", w, err)
+	if _, err := newTelemetry(nil, brokenMeters{}); !errors.Is(err, errMeter) {
+		t.Error(err)
 	}
 }

@@ -3,7 +3,6 @@ package notify_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -74,7 +73,7 @@ func TestContended(t *testing.T) {
 			}
 			stale = n
 		}
-		first := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{Logger: slog.New(slog.DiscardHandler)})
+		first := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
 		handle(t, first, "o", input, observeEffect)
 		stop := start(t, first)
 		wait(t, env.Client)

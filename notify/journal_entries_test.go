@@ -377,8 +377,8 @@ func TestMissingTableWithEntries(t *testing.T) {
 		register(t, env.Client, columnOf("lost", "d", "in"), "gone", false)
 		var mu sync.Mutex
 		var text bytes.Buffer
-		c := env.NewClient(txn.Config{TokenTTL: time.Minute})
-		w := newWorker(t, c, notify.Config{Finder: &notify.Scanner{MaxInterval: 20 * time.Minute}, Logger: slog.New(slog.NewTextHandler(locked{&mu, &text}, nil))})
+		c := env.NewClient(txn.Config{TokenTTL: time.Minute, Logger: slog.New(slog.NewTextHandler(locked{&mu, &text}, nil))})
+		w := newWorker(t, c, notify.Config{Finder: &notify.Scanner{MaxInterval: 20 * time.Minute}})
 		handle(t, w, "o", input, observeEffect)
 		handle(t, w, "gone", columnOf("lost", "d", "in"), func(context.Context, *txn.Txn, txn.Cell) error { return nil })
 		start(t, w)

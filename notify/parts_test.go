@@ -110,7 +110,7 @@ func TestConclusions(t *testing.T) {
 				t.Fatal(err)
 			}
 			w := &Worker{cfg: cfg}
-			if w.telemetry, err = newTelemetry(cfg); err != nil {
+			if w.telemetry, err = newTelemetry(nil, nil); err != nil {
 				t.Fatal(err)
 			}
 			var ctx context.Context

@@ -211,7 +211,7 @@ func (r *run) unknown(ctx context.Context) (again, skip time.Duration) {
 	} else {
 		again = pause.Jitter(time.Second)
 	}
-	r.worker.cfg.Logger.WarnContext(ctx, "checking a notified cell failed; the worker checks it again", "observer", r.handler.id, "cell", r.cell, "after", again, "error", r.err)
+	r.worker.log.WarnContext(ctx, "checking a notified cell failed; the worker checks it again", "observer", r.handler.id, "cell", r.cell, "after", again, "error", r.err)
 	return again, skip
 }
 
@@ -258,7 +258,7 @@ func (r *run) settle(ctx context.Context) {
 	defer cancel()
 	switch s, err := r.worker.client.Settle(ctx, u); {
 	case err != nil:
-		r.worker.cfg.Logger.WarnContext(ctx, "settling the commit of an observer failed; its outcome is unknown", "observer", r.handler.id, "cell", r.cell, "error", err)
+		r.worker.log.WarnContext(ctx, "settling the commit of an observer failed; its outcome is unknown", "observer", r.handler.id, "cell", r.cell, "error", err)
 	case s.State == txn.StateCommitted:
 		r.outcome, r.commitTS, r.err = Committed, s.CommitTS, nil
 	default:
@@ -289,7 +289,7 @@ func (r *run) failed(ctx, runs context.Context) (upToDate bool, again time.Durat
 	if errors.As(r.err, &p) {
 		stack = string(p.Stack)
 	}
-	w.cfg.Logger.WarnContext(runs, "observer failed", "observer", h.id, "cell", r.cell, "attempt", attempts, "error", r.err, "stack", stack)
+	w.log.WarnContext(runs, "observer failed", "observer", h.id, "cell", r.cell, "attempt", attempts, "error", r.err, "stack", stack)
 	if attempts >= h.maxAttempts {
 		return r.park(runs, attempts)
 	}
@@ -322,7 +322,7 @@ func (r *run) fail(ctx context.Context, attempts int, d time.Duration, text stri
 	f.NotBefore = r.now().Add(d)
 	f.Error = text
 	if err := changes.SetFailure(ctx, r.worker.client, r.cell, r.handler.id, f); err != nil {
-		r.worker.cfg.Logger.WarnContext(ctx, "storing the failure of an observer failed; other workers may retry too early", "observer", r.handler.id, "cell", r.cell, "error", err)
+		r.worker.log.WarnContext(ctx, "storing the failure of an observer failed; other workers may retry too early", "observer", r.handler.id, "cell", r.cell, "error", err)
 	}
 	return d
 }
@@ -335,7 +335,7 @@ func (r *run) now() tso.Timestamp {
 // conflicts delays a change after Config.ConflictAttempts conflicts in a row.
 func (r *run) conflicts(ctx context.Context, attempt int) (again time.Duration) {
 	text := fmt.Sprintf("%d runs in a row conflicted with other transactions, the last one: %v. If this continues, split the observer in two with a weak notification in between (notify.Weak)", attempt, r.err)
-	r.worker.cfg.Logger.WarnContext(ctx, "observer conflicts", "observer", r.handler.id, "cell", r.cell, "attempts", attempt, "error", r.err, "advice", "split the observer in two with a weak notification in between")
+	r.worker.log.WarnContext(ctx, "observer conflicts", "observer", r.handler.id, "cell", r.cell, "attempts", attempt, "error", r.err, "advice", "split the observer in two with a weak notification in between")
 	return r.fail(ctx, r.earlier().Attempts, pause.Jitter(2*r.worker.cfg.Backoff.Min), text)
 }
 
@@ -356,7 +356,7 @@ func (r *run) drop(ctx context.Context) (upToDate bool, again time.Duration) {
 	}, txn.Named(id))
 	if err != nil {
 		r.err = fmt.Errorf("acknowledging a dropped change: %w", err)
-		r.worker.cfg.Logger.WarnContext(ctx, "acknowledging a dropped change failed; the worker retries", "observer", id, "cell", r.cell, "error", err)
+		r.worker.log.WarnContext(ctx, "acknowledging a dropped change failed; the worker retries", "observer", id, "cell", r.cell, "error", err)
 		return false, pause.Jitter(time.Second)
 	}
 	return true, 0
@@ -375,11 +375,11 @@ func (r *run) park(ctx context.Context, attempts int) (upToDate bool, again time
 		err = changes.SetFailure(ctx, w.client, r.cell, r.handler.id, f)
 	}
 	if err != nil {
-		w.cfg.Logger.WarnContext(ctx, "storing a dead letter failed; the worker retries", "observer", r.handler.id, "cell", r.cell, "error", err)
+		w.log.WarnContext(ctx, "storing a dead letter failed; the worker retries", "observer", r.handler.id, "cell", r.cell, "error", err)
 		return false, pause.Jitter(w.cfg.Backoff.Min)
 	}
 	r.outcome = Parked
-	w.cfg.Logger.ErrorContext(ctx, "a change became a dead letter; see percctl notify list --dead", "observer", r.handler.id, "cell", r.cell, "attempts", attempts, "error", text)
+	w.log.ErrorContext(ctx, "a change became a dead letter; see percctl notify list --dead", "observer", r.handler.id, "cell", r.cell, "attempts", attempts, "error", text)
 	return true, 0
 }
 

@@ -546,15 +546,15 @@ func TestFinderErrors(t *testing.T) {
 			t.Error(err)
 		}
 		var logged bytes.Buffer // not that the finder starts again
-		log := slog.New(slog.NewTextHandler(&logged, nil))
+		logs := env.NewClient(txn.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 		for _, bad := range []*notify.Scanner{{Threads: -1}, {Pieces: -1}, {MinInterval: -1}, {MinInterval: time.Hour}} {
-			w := newWorker(t, env.Client, notify.Config{Finder: bad, Logger: log})
+			w := newWorker(t, logs, notify.Config{Finder: bad})
 			handle(t, w, "o", input, observeEffect)
 			if err := w.Run(t.Context()); !errors.Is(err, txn.ErrInvalid) || logged.Len() > 0 {
 				t.Errorf("%+v: %v, logged %s", bad, err, &logged)
 			}
 		}
-		w = newWorker(t, env.Client, notify.Config{Finder: &failingFinder{fail: 1, err: txn.ErrClosed}, Logger: log})
+		w = newWorker(t, logs, notify.Config{Finder: &failingFinder{fail: 1, err: txn.ErrClosed}})
 		handle(t, w, "o", input, observeEffect)
 		if err := w.Run(t.Context()); !errors.Is(err, txn.ErrClosed) || logged.Len() > 0 {
 			t.Errorf("%v, logged %s", err, &logged)

@@ -44,10 +44,10 @@ type telemetry struct {
 	scanner    [3]metric.Int64ObservableCounter // sweeps, pieces, teleports
 }
 
-func newTelemetry(cfg Config) (t telemetry, err error) {
-	in := instrument.New(cfg.MeterProvider, scope)
+func newTelemetry(tracers trace.TracerProvider, meters metric.MeterProvider) (t telemetry, err error) {
+	in := instrument.New(meters, scope)
 	t = telemetry{
-		tracer: instrument.Tracer(cfg.TracerProvider, scope), meter: in.Meter,
+		tracer: instrument.Tracer(tracers, scope), meter: in.Meter,
 		executions: in.Counter("percolator.observer.executions", "{run}", "Checks of a cell for an observer, by outcome."),
 		duration:   in.Seconds("percolator.observer.duration", "Duration of runs of observers, commit included.", .001, .005, .01, .05, .1, .5, 1, 5, 10, 60),
 		lag:        in.Seconds("percolator.observer.lag", "Time from the oldest change that a run handled to the run's commit, in oracle time.", .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800),

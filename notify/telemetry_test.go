@@ -25,7 +25,7 @@ import (
 // observed writes a cell three times, each time in another trace, has a worker observe it,
 // and returns the spans of the writers and of the worker. The two clients share nothing but
 // Bigtable.
-func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []trace.SpanContext, spans []sdktrace.ReadOnlySpan) {
+func observed(t *testing.T, o notify.Observer, log *slog.Logger) (writers []trace.SpanContext, spans []sdktrace.ReadOnlySpan) {
 	t.Helper()
 	env := txntest.New(t)
 	env.CreateTable("docs", "d")
@@ -53,17 +53,15 @@ func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []tra
 	recorder := tracetest.NewSpanRecorder()
 	working := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
 	ended := make(chan struct{}, 16)
-	cfg.TracerProvider = working
-	cfg.NoHints = true
-	cfg.OnEvent = func(e notify.Event) {
+	cfg := notify.Config{NoHints: true, OnEvent: func(e notify.Event) {
 		if e.Outcome != notify.Acknowledged {
 			select {
 			case ended <- struct{}{}:
 			default:
 			}
 		}
-	}
-	w, err := notify.NewWorker(env.NewClient(txn.Config{TracerProvider: working}), cfg)
+	}}
+	w, err := notify.NewWorker(env.NewClient(txn.Config{TracerProvider: working, Logger: log}), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +86,7 @@ func observed(t *testing.T, o notify.Observer, cfg notify.Config) (writers []tra
 // An observer's run is a new root of kind CONSUMER, with one link for each
 // change that it collapsed; its transaction is its child.
 func TestTraceOfARun(t *testing.T) {
-	writers, spans := observed(t, copyTo(middle, "a"), notify.Config{})
+	writers, spans := observed(t, copyTo(middle, "a"), nil)
 	var run, transaction sdktrace.ReadOnlySpan
 	for _, s := range spans {
 		outcome := spanValue(s, "percolator.outcome")
@@ -128,7 +126,7 @@ func TestTraceOfAFailedRun(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(locked{&mu, &text}, nil))
 	_, spans := observed(t, notify.ObserverFunc(func(context.Context, *txn.Txn, txn.Cell) error {
 		return errors.New("secret")
-	}), notify.Config{Logger: log})
+	}), log)
 	found := false
 	for _, s := range spans {
 		outcome := spanValue(s, "percolator.outcome")
@@ -212,7 +210,7 @@ func TestNoTraceOfNothing(t *testing.T) {
 			}))
 		recorder.Reset() // a client is made in its caller's context
 		ended := make(chan struct{}, 1)
-		w := newWorker(t, client, notify.Config{TracerProvider: provider, NoHints: true, NoLocks: true, OnEvent: func(e notify.Event) {
+		w := newWorker(t, client, notify.Config{NoHints: true, NoLocks: true, OnEvent: func(e notify.Event) {
 			if e.Outcome == until {
 				select {
 				case ended <- struct{}{}:

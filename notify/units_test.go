@@ -44,7 +44,7 @@ func TestTakenOffers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tel, err := newTelemetry(Config{})
+		tel, err := newTelemetry(nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,7 +148,7 @@ func (silentOracle) Timestamp(context.Context) (tso.Timestamp, error) {
 func TestOrphans(t *testing.T) {
 	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, _ *txntest.Faults) {
 		observed(t, env.Client)
-		tel, err := newTelemetry(Config{})
+		tel, err := newTelemetry(nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

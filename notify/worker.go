@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 // same observers, and at most one run commits for each change (paper §2.4).
 type Worker struct {
 	client    *txn.Client
+	log       *slog.Logger
 	cfg       Config
 	locker    locker
 	cleaner   *cleaner
@@ -49,18 +51,19 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.Logger = txn.WithTraceIDs(cfg.Logger)
+	tracers, meters, log := changes.Telemetry(client)
 	w := &Worker{
 		client:   client,
+		log:      log,
 		cfg:      cfg,
 		handlers: map[target][]*handler{},
 		locker:   newLocker(client, cfg),
 	}
-	if w.telemetry, err = newTelemetry(cfg); err != nil {
+	if w.telemetry, err = newTelemetry(tracers, meters); err != nil {
 		return nil, fmt.Errorf("notify: metrics: %w", err)
 	}
-	w.cleaner = newCleaner(client, cfg.Logger, &w.counters.cleared)
-	w.orphans = newOrphans(client, cfg.Logger, w.cleaner)
+	w.cleaner = newCleaner(client, log, &w.counters.cleared)
+	w.orphans = newOrphans(client, log, w.cleaner)
 	return w, nil
 }
 
@@ -136,7 +139,7 @@ func (w *Worker) Run(ctx context.Context) error {
 		return err
 	}
 	if err := changes.Announce(ctx, w.client, w.ids()); err != nil {
-		w.cfg.Logger.WarnContext(ctx, "announcing the worker failed; it is not listed until it renews its token", "error", err)
+		w.log.WarnContext(ctx, "announcing the worker failed; it is not listed until it renews its token", "error", err)
 	}
 	// Current runs outlive ctx until drain has waited for them.
 	runs, cancelRuns := context.WithCancel(context.WithoutCancel(ctx))
@@ -144,7 +147,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	in := w.start(ctx, runs)
 	stopMeasuring, err := w.telemetry.watch(in.lanes, w.cfg.Finder)
 	if err != nil {
-		w.cfg.Logger.WarnContext(ctx, "measuring the backlog failed", "error", err)
+		w.log.WarnContext(ctx, "measuring the backlog failed", "error", err)
 	}
 	defer stopMeasuring()
 	stopHints := func() {}
@@ -271,7 +274,7 @@ func (w *Worker) tables() []string {
 func (w *Worker) start(ctx, runs context.Context) *intake {
 	w.later.open()
 	w.shared = share(w.cfg.Concurrency, w.all())
-	in := &intake{client: w.client, logger: w.cfg.Logger, lanes: map[target]*lane{}, orphans: w.orphans, counters: &w.counters, telemetry: &w.telemetry}
+	in := &intake{client: w.client, logger: w.log, lanes: map[target]*lane{}, orphans: w.orphans, counters: &w.counters, telemetry: &w.telemetry}
 	for to := range w.handlers {
 		var hs []*handler
 		for other, more := range w.handlers {
@@ -303,7 +306,7 @@ const findPause = time.Second
 // find runs the finder until ctx ends. After an error it starts the finder again, except
 // after errors that would come again.
 func (w *Worker) find(ctx context.Context, in *intake) {
-	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.cfg.Logger, lane: in.target, busy: in.busy}
+	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.log, lane: in.target, busy: in.busy}
 	for ctx.Err() == nil {
 		err := w.cfg.Finder.Find(ctx, s)
 		switch {
@@ -316,7 +319,7 @@ func (w *Worker) find(ctx context.Context, in *intake) {
 			w.stop(&stopError{err})
 			return
 		}
-		w.cfg.Logger.WarnContext(ctx, "finding notifications failed; the finder starts again in a second", "error", err)
+		w.log.WarnContext(ctx, "finding notifications failed; the finder starts again in a second", "error", err)
 		_ = pause.For(ctx, findPause) // the loop sees that ctx has ended
 	}
 }
@@ -363,7 +366,7 @@ func (w *Worker) drain(ctx context.Context, cancelRuns func()) (idle bool, err e
 	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	if werr := changes.Announce(wctx, w.client, nil); werr != nil {
-		w.cfg.Logger.DebugContext(ctx, "taking the worker off the list of workers failed; it stays there until its token is stale", "error", werr)
+		w.log.DebugContext(ctx, "taking the worker off the list of workers failed; it stays there until its token is stale", "error", werr)
 	}
 	return idle, err
 }

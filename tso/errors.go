@@ -58,18 +58,31 @@ var outcomes = []telemetry.Outcome{
 	{Err: ErrUnavailable, Name: "unavailable"},
 }
 
-// ModeError says that the oracle's row is in another mode than the oracle that
-// uses it. It has the row, its mode and the mode that was expected.
+// ModeError says that the oracle's row is in another mode than the oracle that uses it:
+//
+//	Row  string  // row key in the metadata table
+//	Mode string  // the row's mode; empty for a row that was never used
+//	Want string  // the mode that was expected; empty means "direct"
 type ModeError = format.ModeError
 
 // CorruptError says that the oracle's row holds a value that no oracle writes,
 // or a value below a timestamp that this process already received (for example
-// because the row was restored from a backup). It has the row, the column, the
-// value and what is wrong with it. No oracle repairs such a row automatically.
+// because the row was restored from a backup):
+//
+//	Row    string  // row key in the metadata table
+//	Column string  // the damaged column; empty means "direct"
+//	Value  int64   // of column "direct"; 0 for the other columns
+//	Reason string  // what is wrong with it
+//
+// No oracle repairs such a row automatically.
 type CorruptError = format.CorruptError
 
 // FormatError says that another version of this software made a record of the
-// oracle's row, or a request. It has the version found and the one expected.
+// oracle's row, or a request:
+//
+//	Where string  // what has the version
+//	Found uint32
+//	Want  uint32
 type FormatError = format.FormatError
 
 // A LeaderError says that the oracle's row could not be changed because a server

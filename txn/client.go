@@ -144,19 +144,23 @@ func (c *Client) Begin(ctx context.Context, opts ...TxnOption) (*Txn, error) {
 // hooks are what BeforeCommit has registered.
 type hooks struct {
 	beforeCommit []func(context.Context, *Txn) error
-	keeps        []string
+	keeps        []string // where the entries are of which they maintain all indexes, as TABLE/FAMILY
 }
 
 // BeforeCommit registers a function that runs at the beginning of each Commit of a transaction
 // that has written. It may read, and write more. If it fails, Commit rolls the transaction
-// back and returns the error. Package index keeps indexes in this way; keeps says where the
-// entries are of which f maintains all indexes, as TABLE/FAMILY. Register functions before the
-// first transaction begins. They run in the order of their registration.
-func (c *Client) BeforeCommit(f func(ctx context.Context, tx *Txn) error, keeps ...string) {
+// back and returns the error. Register functions before the first transaction begins. They run
+// in the order of their registration.
+func (c *Client) BeforeCommit(f func(ctx context.Context, tx *Txn) error) {
+	c.register(func(h *hooks) { h.beforeCommit = append(slices.Clone(h.beforeCommit), f) })
+}
+
+func (c *Client) register(add func(*hooks)) {
 	for {
 		old := c.hooks.Load()
-		h := &hooks{append(slices.Clone(old.beforeCommit), f), append(slices.Clone(old.keeps), keeps...)}
-		if c.hooks.CompareAndSwap(old, h) {
+		h := *old
+		add(&h)
+		if c.hooks.CompareAndSwap(old, &h) {
 			return
 		}
 	}

@@ -37,17 +37,33 @@ var (
 	ErrSerializableScan = format.ErrSerializableScan
 )
 
-// The errors that carry facts. Package format describes them.
+// The errors that carry facts.
 type (
-	// A ConflictError names the cell on which a transaction failed, and the
-	// transaction that it conflicted with. See [format.ConflictError] for its fields.
+	// A ConflictError says on what a transaction failed:
+	//
+	//	Cell       Cell           // on which it failed
+	//	StartTS    tso.Timestamp  // of the transaction that failed
+	//	ConflictTS tso.Timestamp  // of the other one; Reason says which of its timestamps
+	//	Reason     format.ConflictReason
+	//
+	// errors.Is(err, ErrConflict) holds.
 	ConflictError = format.ConflictError
-	// An UndeterminedError says that a commit was sent and that its outcome is
-	// unknown. [Client.Settle] finds it out. See [format.UndeterminedError] for its
-	// fields.
+	// An UndeterminedError says that a commit was sent and that its outcome is unknown:
+	//
+	//	Primary  Cell           // whose state decides
+	//	StartTS  tso.Timestamp
+	//	CommitTS tso.Timestamp  // at which the commit was sent
+	//	Err      error          // which ended the attempts to find out
+	//
+	// [Client.Settle] finds it out. errors.Is(err, ErrUndetermined) holds.
 	UndeterminedError = format.UndeterminedError
-	// A TooOldError says that garbage collection has passed a timestamp. See
-	// [format.TooOldError] for its fields.
+	// A TooOldError says that garbage collection has passed a timestamp:
+	//
+	//	TS        tso.Timestamp  // of the read, or the transaction's start_ts
+	//	SafePoint tso.Timestamp  // that the client read
+	//	Write     bool           // the transaction wanted to write, and needs TS > SafePoint
+	//
+	// errors.Is(err, ErrTooOld) holds.
 	TooOldError = format.TooOldError
 )
 

@@ -2,6 +2,7 @@ package txn
 
 import (
 	"context"
+	"slices"
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/trace"
@@ -16,6 +17,9 @@ import (
 func init() {
 	access.ResolverOf = func(client any) *recovery.Resolver { return client.(*Client).resolver }
 	access.TransactionOf = func(tx any) access.Transaction { return inside{tx.(*Txn)} }
+	access.Keep = func(client any, place string) {
+		client.(*Client).register(func(h *hooks) { h.keeps = append(slices.Clone(h.keeps), place) })
+	}
 	access.TraceLater = func(begin func(context.Context) context.Context) any {
 		return TxnOption(txnOption(func(o *txnOptions) { o.traceLater = begin }))
 	}

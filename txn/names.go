@@ -7,15 +7,26 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
 )
 
-// What applications need of package format, which describes the fields.
+// What applications need of package format.
 type (
 	// A Cell names one column of one row of a table: what a transaction reads, locks
-	// and writes. See [format.Cell] for its fields.
+	// and writes. It has the strings
+	//
+	//	Table, Row, Family, Qualifier
+	//
+	// and prints as [format.ParseCell] reads it.
 	Cell = format.Cell
-	// A Column names a column of a table. See [format.Column] for its fields.
+	// A Column names a column of a table by the strings
+	//
+	//	Family, Qualifier
+	//
+	// of which the qualifier may hold any bytes.
 	Column = format.Column
-	// A Status is what [Client.Settle] found out: StateCommitted, with the commit
-	// timestamp, or StateRolledBack. See [format.Status] for its fields.
+	// A Status is what [Client.Settle] found out:
+	//
+	//	State    format.State   // StateCommitted or StateRolledBack
+	//	CommitTS tso.Timestamp  // of StateCommitted
+	//	Lock     *format.Lock   // nil
 	Status = format.Status
 )
 

@@ -4,9 +4,11 @@ package house
 
 import (
 	"go/ast"
+	"go/types"
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
 
 	"golang.org/x/tools/go/packages"
 )
@@ -18,6 +20,9 @@ type Package struct {
 	Files   []string
 	// StoredContexts are struct fields of type context.Context.
 	StoredContexts []string
+	// HiddenFields are exported fields of structs that the package exports by an alias, without naming
+	// them: the documentation of an alias does not list them.
+	HiddenFields []string
 }
 
 // Load measures the packages that match the patterns, in the module at dir.
@@ -50,8 +55,36 @@ func measure(p *packages.Package) Package {
 		}
 		m.Files = append(m.Files, filepath.Base(name))
 		m.StoredContexts = append(m.StoredContexts, storedContexts(p, file)...)
+		m.HiddenFields = append(m.HiddenFields, hiddenFields(p, file)...)
 	}
 	return m
+}
+
+func hiddenFields(p *packages.Package, file *ast.File) (hidden []string) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		decl, ok := n.(*ast.GenDecl)
+		if !ok {
+			return true
+		}
+		for _, spec := range decl.Specs {
+			alias, ok := spec.(*ast.TypeSpec)
+			if !ok || !alias.Assign.IsValid() || !alias.Name.IsExported() {
+				continue
+			}
+			st, ok := p.TypesInfo.TypeOf(alias.Type).Underlying().(*types.Struct)
+			if !ok {
+				continue
+			}
+			words := strings.FieldsFunc(decl.Doc.Text()+alias.Doc.Text(), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+			for f := range st.Fields() {
+				if f.Exported() && !slices.Contains(words, f.Name()) {
+					hidden = append(hidden, p.Fset.Position(alias.Pos()).String()+": "+f.Name())
+				}
+			}
+		}
+		return true
+	})
+	return hidden
 }
 
 func storedContexts(p *packages.Package, file *ast.File) (found []string) {

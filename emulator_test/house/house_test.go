@@ -50,7 +50,7 @@ var mayImport = []struct {
 	{"txn/profile", []string{"txn"}},
 	{"txn/many", []string{"tso", "txn", "txn/format"}},
 	{"txn/idempotency", []string{"tso", "txn"}},
-	{"txn/index", []string{"tso", "txn", "txn/format", "txn/jobs", "txn/page", "txn/changes"}},
+	{"txn/index", []string{"tso", "txn", "txn/format", "txn/internal/access", "txn/jobs", "txn/page", "txn/changes"}},
 	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/pace"}},
 	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes", "txn/gc", "txn/pace"}},
 	{"txn/admin/bulkprewrite", []string{"tso", "txn", "txn/format", "txn/internal/"}},
@@ -121,6 +121,18 @@ func TestContexts(t *testing.T) {
 		}
 		for _, c := range p.StoredContexts {
 			t.Errorf("%s keeps a context in a struct", c)
+		}
+	}
+}
+
+// TestAliases: who reads the documentation of a type sees its fields.
+func TestAliases(t *testing.T) {
+	for _, p := range load(t, "./txn/...", "./notify/...", "./tso/...") {
+		if strings.Contains(p.Path, "/internal/") {
+			continue
+		}
+		for _, f := range p.HiddenFields {
+			t.Errorf("the comment of the alias does not name the field: %s", f)
 		}
 	}
 }

@@ -54,7 +54,11 @@ const examineAfter = time.Minute
 // proof before it removes the entry.
 const forgetAfter = time.Hour
 
-// A Part is a part of the journal of pending work.
+// A Part is a part of the journal of pending work:
+//
+//	N, Of    int            // its number, from 0, and how many there are
+//	Patience time.Duration  // how long a page may take; then tablets are read apart. 0: no bound
+//	Apart    bool           // reads them apart from the beginning
 type Part = journal.Part
 
 // ErrLate says that [Pending] has left out entries. The next call finds them.

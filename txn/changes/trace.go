@@ -2,6 +2,10 @@ package changes
 
 import (
 	"context"
+	"log/slog"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
@@ -22,4 +26,10 @@ func TraceLater(begin func(context.Context) context.Context) txn.TxnOption {
 // a transaction without TraceLater it does nothing.
 func StartTrace(ctx context.Context, tx *txn.Txn) context.Context {
 	return access.TransactionOf(tx).Trace(ctx)
+}
+
+// Telemetry returns where the client's traces, metrics and log records go.
+func Telemetry(client *txn.Client) (trace.TracerProvider, metric.MeterProvider, *slog.Logger) {
+	st := access.ResolverOf(client).Store
+	return st.Config.TracerProvider, st.Config.MeterProvider, st.Log
 }

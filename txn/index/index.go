@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
 	"github.com/percolator-bigtable/percolator/txn/page"
 )
@@ -97,7 +98,8 @@ func New(table, family string, indexes ...Index) (*Indexes, error) {
 // Keep makes the commits of a client maintain the indexes. Call it before the client's first
 // transaction.
 func (x *Indexes) Keep(client *txn.Client) {
-	client.BeforeCommit(func(ctx context.Context, tx *txn.Txn) error { return maintain(ctx, x, tx) }, x.place())
+	client.BeforeCommit(func(ctx context.Context, tx *txn.Txn) error { return maintain(ctx, x, tx) })
+	access.Keep(client, x.place())
 }
 
 // Progress says how far Create or Drop has come with the rows. It is zero before they begin, and

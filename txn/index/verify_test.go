@@ -9,6 +9,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
+	"github.com/percolator-bigtable/percolator/txn/internal/access"
 )
 
 // TestVerify finds damage that was planted by hand.
@@ -16,7 +17,7 @@ func TestVerify(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
 		plain := env.NewClient(txn.Config{})
-		plain.BeforeCommit(func(context.Context, *txn.Txn) error { return nil }, "indexes/e") // and does nothing
+		access.Keep(plain, "indexes/e") // and does nothing
 		create(t, x, c, "email", "place", "words")
 		entry := func(tx *txn.Txn, key, row string) { tx.Table("indexes").Set(key, "e", "row", []byte(row)) }
 		for i, tt := range []struct {

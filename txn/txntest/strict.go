@@ -42,8 +42,8 @@ func WithoutQuota() Option {
 // So tests of large rows need less memory.
 func WithMaxRow(bytes int) Option { return func(o *options) { o.maxRow = bytes } }
 
-// A View is an authorized view: the rows of a table that begin with a prefix, and some of its
-// families.
+// A View is an authorized view: the rows of a table that begin with Prefix, a string, and some of its
+// Families, a []string.
 type View = strict.View
 
 // Views returns options for [StartEmulator]. With them the emulator has authorized views,

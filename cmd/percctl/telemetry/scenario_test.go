@@ -270,7 +270,6 @@ func (s *scene) observers() {
 	}
 	ran := make(chan struct{}, 64)
 	w, err := notify.NewWorker(s.env.NewClient(s.cfg), notify.Config{
-		TracerProvider: s.tracers, MeterProvider: s.meters,
 		Finder:  &notify.Scanner{MinInterval: time.Millisecond, MaxInterval: 10 * time.Millisecond},
 		OnEvent: func(e notify.Event) { ran <- struct{}{} },
 	})

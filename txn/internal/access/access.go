@@ -18,6 +18,10 @@ import (
 // ResolverOf returns the resolver of a *txn.Client.
 var ResolverOf func(client any) *recovery.Resolver
 
+// Keep says that the functions of Client.BeforeCommit maintain all indexes whose entries are in place,
+// TABLE/FAMILY.
+var Keep func(client any, place string)
+
 // TransactionOf returns the inside of a *txn.Txn.
 var TransactionOf func(tx any) Transaction
 
