@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
@@ -87,17 +88,25 @@ func History(ctx context.Context, client *txn.Client, table, row string) ([]Vers
 // HistorySince is [History] without the versions below a timestamp. Locks, notify cells and
 // failures of observers are always there. Plain data is left out, unless since is 0.
 func HistorySince(ctx context.Context, client *txn.Client, table, row string, since tso.Timestamp) ([]Version, error) {
-	c := access.ResolverOf(client)
-	if err := format.CheckRowKey(row); err != nil {
+	t, raw, err := storedRow(ctx, access.ResolverOf(client), table, row, since)
+	if err != nil {
 		return nil, err
 	}
+	return versionsOf(t, row, raw), nil
+}
+
+// storedRow reads the cells of a row.
+func storedRow(ctx context.Context, c *recovery.Resolver, table, row string, since tso.Timestamp) (*store.Table, bigtable.Row, error) {
+	if err := format.CheckRowKey(row); err != nil {
+		return nil, nil, err
+	}
 	if err := c.Enter(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer c.Leave()
 	t, err := c.Table(ctx, table)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	filters := []bigtable.Filter{store.WholeFamily(format.LockFamily), store.WholeFamily(format.NotifyFamily)}
 	for _, f := range append([]string{format.WriteFamily, format.MarkFamily}, t.Schema.Current().Families...) {
@@ -108,17 +117,17 @@ func HistorySince(ctx context.Context, client *txn.Client, table, row string, si
 		}
 	}
 	raw, err := t.ReadRow(ctx, row, store.Interleave(filters...))
-	if err != nil {
-		return nil, err
-	}
-	var all []Version
+	return t, raw, err
+}
+
+func versionsOf(t *store.Table, row string, raw bigtable.Row) (all []Version) {
 	for family, items := range raw {
 		for _, item := range items {
 			all = append(all, newVersion(t, row, family, item))
 		}
 	}
 	sortVersions(all)
-	return all, nil
+	return all
 }
 
 // TransactionVersions iterates over the stored cells of one transaction in rows of a

@@ -266,17 +266,37 @@ func (e *Evaluation) readExact(ctx context.Context, t *store.Table, row string) 
 				missing = append(missing, exact)
 				continue
 			}
-			if exact.StartTS != 0 {
-				items[i].Timestamp = bigtable.Timestamp(exact.CommitTS)
-			} else if e.expired(exact.Column.Family, tso.Timestamp(items[i].Timestamp)) {
-				continue
-			}
-			e.setItems(exact.Column.Family, append(e.Row[exact.Column.Family], items[i]))
+			e.takeExact(exact, items[i])
 		}
 		e.Exact = e.Exact[n:]
 	}
 	e.Sort()
 	return missing, nil
+}
+
+// ReadExactFrom is ReadExact for one column whose stored cells the caller has. find returns the data
+// of a start timestamp; for 0, the latest plain data.
+func (e *Evaluation) ReadExactFrom(find func(startTS tso.Timestamp) (bigtable.ReadItem, bool), t *store.Table, row string) error {
+	var missing []ExactRead
+	for _, exact := range e.Exact {
+		if item, ok := find(exact.StartTS); ok {
+			e.takeExact(exact, item)
+		} else {
+			missing = append(missing, exact)
+		}
+	}
+	e.Exact = nil
+	return missingData(t, row, missing)
+}
+
+// takeExact adds the data that a column needs.
+func (e *Evaluation) takeExact(exact ExactRead, item bigtable.ReadItem) {
+	if exact.StartTS != 0 {
+		item.Timestamp = bigtable.Timestamp(exact.CommitTS)
+	} else if e.expired(exact.Column.Family, tso.Timestamp(item.Timestamp)) {
+		return
+	}
+	e.setItems(exact.Column.Family, append(e.Row[exact.Column.Family], item))
 }
 
 // A ReadFunc reads one row, as store.Table.ReadRow does.

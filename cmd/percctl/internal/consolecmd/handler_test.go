@@ -143,16 +143,17 @@ func (f *fake) Row(_ context.Context, table, row string) (*rowAnswer, error) {
 	f.mu.Lock()
 	f.table, f.row = table, row
 	f.mu.Unlock()
-	a := &rowAnswer{Now: now + 100}
+	a := &readcmd.Row{Now: now + 100, RowHistory: &admin.RowHistory{SafePoint: now + 1}}
 	for i := range tso.Timestamp(10) {
 		column, text := fmt.Sprintf("f:q%d%s", i%3, f.name), "value"+f.name
 		a.Events = append(a.Events, readcmd.Event{TS: now + 2*i, StartTS: now + 2*i, Kind: admin.VersionData, Column: column, Text: &text, Size: 5, Words: f.name},
 			readcmd.Event{TS: now + 2*i + 1, StartTS: now + 2*i, CommitTS: now + 2*i + 1, Kind: admin.VersionWrite, Write: "put", Column: column, Words: f.name})
+		a.Readings = append(a.Readings, admin.Reading{Cell: txn.Cell{Table: "t", Row: "r", Family: "f", Qualifier: column[2:]}, From: now + 2*i + 1, To: now + 2*i + 7, Shown: admin.ShownValue, Value: []byte(text), CommitTS: now + 2*i + 1})
 	}
 	for i, k := range []admin.VersionKind{admin.VersionPlain, admin.VersionLock, admin.VersionRollback, admin.VersionLockOnly, admin.VersionNotify, admin.VersionFailure, admin.VersionUnreadable} {
 		a.Events = append(a.Events, readcmd.Event{TS: now + 50 + tso.Timestamp(i), Kind: k, Column: "f:q" + f.name, Primary: "table0/r/f:q" + f.name, StartTS: 7, Words: f.name})
 	}
-	return a, f.err
+	return newRowAnswer(a), f.err
 }
 
 func (f *fake) Transaction(_ context.Context, primary txn.Cell, _ tso.Timestamp) (*txnAnswer, error) {

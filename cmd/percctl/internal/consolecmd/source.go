@@ -47,31 +47,6 @@ type live struct {
 	health health
 }
 
-// A rowAnswer is what is stored in a row.
-type rowAnswer struct {
-	Now    tso.Timestamp   `json:"now"` // oracle time, before the row was read
-	Events []readcmd.Event `json:"events"`
-	More   int             `json:"more"` // earlier ones that are left out
-}
-
-func (l *live) Row(ctx context.Context, table, row string) (*rowAnswer, error) {
-	a := &rowAnswer{}
-	err := l.keeper.Do(ctx, func(ctx context.Context, s *session.Session) (err error) {
-		if a.Now, err = s.Client().Timestamp(ctx); err != nil {
-			return err
-		}
-		a.Events, err = readcmd.Timeline(ctx, s, table, row)
-		return err
-	})
-	if err == nil && len(a.Events) == 0 {
-		err = session.NotFoundf("nothing is stored in row %s of table %s", session.Row(row), table)
-	}
-	if n := len(a.Events) - shownEvents; n > 0 {
-		a.More, a.Events = n, a.Events[n:]
-	}
-	return a, err
-}
-
 // A txnAnswer is a transaction and what is known of its cells.
 type txnAnswer struct {
 	*inspect.Transaction

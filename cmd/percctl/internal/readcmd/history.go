@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,6 +98,7 @@ type event struct {
 	Value    []byte            `json:"value"`               // data, or the trace context of a notification; empty for locks and records
 	Text     *string           `json:"text,omitempty"`      // the value again, if it is data and printable text
 	Words    string            `json:"words"`               // what the version means
+	Hidden   bool              `json:"hidden,omitempty"`    // whether no snapshot reads this plain value
 	Gone     bool              `json:"gone,omitempty"`      // with --follow: the lock has been removed
 }
 
@@ -116,24 +118,72 @@ func Timeline(ctx context.Context, s *session.Session, table, row string) ([]Eve
 	return timelineSince(ctx, s, table, row, 0)
 }
 
+// A Row is what is stored in a row, and what snapshots read of it.
+type Row struct {
+	Now    tso.Timestamp // oracle time, before the row was read
+	Events []Event       // in order of timestamps
+	*admin.RowHistory
+}
+
+// ReadRow reads a row.
+func ReadRow(ctx context.Context, s *session.Session, table, row string) (*Row, error) {
+	if err := s.Use(ctx, table); err != nil {
+		return nil, err
+	}
+	r := &Row{}
+	var err error
+	if r.Now, err = s.Client().Timestamp(ctx); err != nil {
+		return nil, err
+	}
+	if r.RowHistory, err = admin.ReadHistory(ctx, s.Client(), table, row, r.Now); err != nil {
+		return nil, err
+	}
+	r.Events = newEvents(r.Versions)
+	for i := range r.Events {
+		noteReadings(&r.Events[i], r.Versions[i], r.Readings)
+	}
+	return r, nil
+}
+
+// noteReadings adds to an event whether snapshots read its value.
+func noteReadings(e *Event, v admin.Version, all []admin.Reading) {
+	if v.Kind != admin.VersionPlain && (v.Kind != admin.VersionWrite || v.Write != format.KindPut) {
+		return
+	}
+	i := slices.IndexFunc(all, func(r admin.Reading) bool { return r.Cell == v.Cell && r.Lock == nil && r.CommitTS == v.TS && (r.Shown == admin.ShownPlain) == (v.Kind == admin.VersionPlain) })
+	switch {
+	case i >= 0:
+		if next := i + 1; next < len(all) && all[next].Cell == v.Cell && all[next].Shown == admin.ShownExpired {
+			e.Words += ", expired at " + cli.Time(all[next].From)
+		}
+	case v.Kind == admin.VersionPlain:
+		e.Words, e.Hidden = shown(v.Value)+" written without a transaction: no snapshot reads it, because a commit or a later plain value hides it, or because it expired", true
+	}
+}
+
 func timelineSince(ctx context.Context, s *session.Session, table, row string, since tso.Timestamp) ([]Event, error) {
 	versions, err := admin.HistorySince(ctx, s.Client(), table, row, since)
 	if err != nil {
 		return nil, err
 	}
+	return newEvents(versions), nil
+}
+
+func newEvents(versions []admin.Version) []Event {
 	outcomes := newOutcomes(versions)
 	events := make([]event, len(versions))
 	for i, v := range versions {
 		events[i] = newEvent(v, outcomes)
 	}
-	return events, nil
+	return events
 }
 
 func (o *historyOptions) run(ctx context.Context, s *session.Session) error {
-	events, err := Timeline(ctx, s, o.table, o.row)
+	row, err := ReadRow(ctx, s, o.table, o.row)
 	if err != nil {
 		return err
 	}
+	events := row.Events
 	if len(events) == 0 && !o.tail {
 		return session.NotFoundf("table %s has nothing stored in row %s", o.table, session.Row(o.row))
 	}
@@ -349,5 +399,16 @@ func (f outcomes) of(data admin.Version) string {
 	}
 	return "no lock and no write record names it (see percctl check)"
 }
+
+// Printable is a value for people: its text, or its length.
+func Printable(v []byte) string {
+	if text := plainText(v); text != nil {
+		return *text
+	}
+	return fmt.Sprintf("%d bytes", len(v))
+}
+
+// ClockTime is the time of day of a timestamp, in the zone of cli.Time.
+func ClockTime(ts tso.Timestamp) string { return ts.Time().UTC().Format("15:04:05.000") }
 
 func shown(v []byte) string { return "value " + cli.Shorten(cli.Text(v), shownValue) }
