@@ -117,3 +117,50 @@ func TestServedOracleWithTLS(t *testing.T) {
 		t.Errorf("set without certificates: %s", out)
 	}
 }
+
+// TestWithoutTimestamps: while no server of the oracle answers, every command that only reads
+// works, and says so once, with what to do. A command that changes something fails with that. It
+// does not matter whether no server leads, or the one that leads is gone.
+func TestWithoutTimestamps(t *testing.T) {
+	t.Parallel()
+	f, err := newFixture(t.Context(), t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	if err := f.observe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tso.SetMode(t.Context(), f.bt.OpenTable(format.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
+		t.Fatal(err)
+	}
+	const remedy = "Start a server with percctl tso serve, or change to direct mode with percctl tso mode direct"
+	for _, servers := range []string{"", "127.0.0.1:1"} {
+		for _, test := range []struct {
+			code int
+			args string
+		}{
+			{0, "lock list --all"}, {0, "worker list"}, {0, "observer list"}, {0, "notify list"}, {0, "notify list --dead"}, {0, "gc status"}, {0, "check --all"},
+			{0, "top --once"}, {3, "txn status documents/d6/contents:raw 1"}, {0, "get documents/d1/contents:raw"}, {0, "history documents d1"},
+			{5, "lock resolve --all --yes"}, {5, "gc run --yes"}, {5, "set accounts/bob/bal:usd 2 --yes"},
+		} {
+			if servers != "" && test.args != "lock list --all" && test.code != 5 {
+				continue // the first attempt takes its time
+			}
+			cmd := exec.Command("percctl", strings.Fields(test.args)...)
+			cmd.Env = append(os.Environ(), "BIGTABLE_EMULATOR_HOST="+f.emulator.Addr(), "PERCCTL_PROJECT="+fixtureProject, "PERCCTL_INSTANCE="+fixtureInstance, "PERCCTL_ORACLE="+servers)
+			var errs strings.Builder
+			cmd.Stderr = &errs
+			_ = cmd.Run()
+			if code := cmd.ProcessState.ExitCode(); code != test.code || strings.Count(errs.String(), remedy) != 1 && !strings.HasPrefix(test.args, "top") {
+				t.Errorf("%s, --oracle %q: exit code %d: %s", test.args, servers, code, errs.String())
+			}
+		}
+		cmd := exec.Command("percctl", "doctor")
+		cmd.Env = append(os.Environ(), "BIGTABLE_EMULATOR_HOST="+f.emulator.Addr(), "PERCCTL_PROJECT="+fixtureProject, "PERCCTL_INSTANCE="+fixtureInstance, "PERCCTL_ORACLE="+servers)
+		out, _ := cmd.CombinedOutput()
+		if n := strings.Count(string(out), "no transaction can begin without a timestamp"); n != 1 || cmd.ProcessState.ExitCode() != 4 || !strings.Contains(string(out), "percctl tso serve, or percctl tso mode direct") || strings.Contains(string(out), "\nfailed") {
+			t.Errorf("doctor, --oracle %q: exit code %d, %d findings\n%s", servers, cmd.ProcessState.ExitCode(), n, out)
+		}
+	}
+}

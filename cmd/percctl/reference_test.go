@@ -34,7 +34,7 @@ const generated = "<!-- Generated from the commands: go test ./cmd/percctl -run 
 // notOutput are files whose JSON no command prints for people: the demo's process.go is
 // what its processes send each other, and the others what the console sends its page.
 var notOutput = []string{
-	"demo/process.go", "consolecmd/handler.go", "consolecmd/source.go", "consolecmd/commands.go",
+	"demo/process.go", "consolecmd/handler.go", "consolecmd/row.go", "consolecmd/source.go", "consolecmd/commands.go",
 	"picture/series.go", "picture/state.go", "picture/words.go", "watch/heat.go", "watch/sample.go",
 }
 

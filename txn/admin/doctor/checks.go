@@ -31,6 +31,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -138,8 +139,8 @@ type Deployment struct {
 	// Instances connects to the service that says what app profiles are. Without it, the
 	// check of the app profile is skipped.
 	Instances func(context.Context) (*bigtable.InstanceAdminClient, error)
-	// Servers returns a client of the servers of an oracle in served mode. Defaults to
-	// one that asks the leader without TLS.
+	// Servers returns a client of the servers of an oracle in served mode, or nil if there is
+	// none. Defaults to one that asks the leader without TLS.
 	Servers func(tso.RowState) (*tso.Client, error)
 	// Emulator says that it is an emulator. Some problems exist only there, others never.
 	Emulator bool
@@ -155,6 +156,7 @@ type Deployment struct {
 	Client   *txn.Client
 	NoClient error
 
+	served    *admin.Oracle // nil in direct mode
 	oracle    tso.RowState
 	oracleErr error // why the row cannot be read
 	// lag is how far timestamps of direct mode are behind the clock, before the checks take any:
@@ -190,13 +192,8 @@ func (d *Deployment) Open(ctx context.Context) (end func(), err error) {
 		return end, nil
 	}
 	if d.oracle.Mode == tso.ModeServed {
-		served, err := d.servers()
-		if err != nil {
-			d.NoClient = err
-			return end, nil
-		}
-		cfg.Oracle = served
-		end = func() { _ = served.Close() }
+		d.served = &admin.Oracle{Table: d.Bigtable.OpenTable(d.MetadataTable), Servers: d.servers, Reads: true}
+		cfg.Oracle, end = d.served, d.served.Close
 	}
 	if d.Client, d.NoClient = txn.NewClient(ctx, d.Bigtable, cfg); d.NoClient != nil {
 		d.Client = nil
@@ -211,12 +208,23 @@ func (d *Deployment) Open(ctx context.Context) (end func(), err error) {
 	}, nil
 }
 
-// servers returns a client of the oracle's servers. It has to be closed.
-func (d *Deployment) servers() (*tso.Client, error) {
-	if d.Servers != nil {
-		return d.Servers(d.oracle)
+// servers returns a client of the oracle's servers, or nil if none leads. It has to be closed.
+func (d *Deployment) servers(row tso.RowState) (*tso.Client, error) {
+	switch {
+	case d.Servers != nil:
+		return d.Servers(row)
+	case row.Address == "":
+		return nil, nil
 	}
-	return tso.NewClient(tso.ClientConfig{Addresses: []string{d.oracle.Address}})
+	return tso.NewClient(tso.ClientConfig{Addresses: []string{row.Address}, Timeout: 2500 * time.Millisecond})
+}
+
+// now is the oracle's time, for ages.
+func (d *Deployment) now(ctx context.Context) (tso.Timestamp, error) {
+	if d.served != nil {
+		return d.served.Now(ctx)
+	}
+	return d.Client.Timestamp(ctx)
 }
 
 // A Check looks at one thing. Run returns an error when it could not be made.

@@ -81,7 +81,7 @@ func unreadable(err error) bool {
 // locks looks for locks that nobody settles. Bigtable has to read a table's lock
 // family to tell; it ends after a number of locks or at its timeout.
 var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
-	now, err := d.Client.Timestamp(ctx)
+	now, err := d.now(ctx)
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ var workers = Check{Name: "workers", Client: true, Timeout: 30 * time.Second, Ru
 	if err != nil {
 		return err
 	}
-	now, err := d.Client.Timestamp(ctx)
+	now, err := d.now(ctx)
 	if err != nil {
 		return err
 	}

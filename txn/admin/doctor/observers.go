@@ -30,7 +30,7 @@ var observers = Check{Name: "observers", Client: true, Timeout: scanTimeout, Run
 	if err != nil {
 		return err
 	}
-	now, err := d.Client.Timestamp(ctx)
+	now, err := d.now(ctx)
 	if err != nil {
 		return err
 	}

@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/percolator-bigtable/percolator/tso"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/words"
 )
 
@@ -30,18 +32,25 @@ var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx 
 		}
 		return nil
 	}
-	r.Detail = fmt.Sprintf("served mode, leader %s at %s", d.oracle.Leader, d.oracle.Address)
-	if d.oracle.Released || d.oracle.Address == "" {
-		r.find(Error, "oracle", "it is in served mode and no server leads", why, "percctl tso serve, or percctl tso mode direct")
-		return nil
+	r.Detail = "served mode"
+	if d.served == nil {
+		return skip("it needs the metadata table")
 	}
-	servers, err := d.servers()
-	if err != nil {
+	if _, err := d.served.Timestamp(ctx); err != nil {
 		return err
 	}
-	defer func() { _ = servers.Close() }()
-	if _, err := servers.Timestamp(ctx); err != nil {
-		r.find(Error, d.oracle.Address, "the leader does not answer: "+err.Error(), why, "percctl tso status; with TLS, --oracle-ca and --oracle-cert")
+	var none *admin.NoTimestampsError
+	if errors.As(d.served.Missing(), &none) {
+		subject, what := "oracle", "it is in served mode and no server leads"
+		if none.Err != nil {
+			subject, what = cmp.Or(none.Address, "oracle"), "the leader does not answer: "+none.Err.Error()
+		}
+		r.find(Error, subject, what, why+"; the other checks use the latest state that is stored, and the clock of this machine", "percctl tso serve, or percctl tso mode direct; with TLS, --oracle-ca and --oracle-cert")
+		return nil
+	}
+	row, err := tso.ReadRow(ctx, d.served.Table, tso.RowConfig{}) // it may have moved
+	if err == nil {
+		r.Detail = fmt.Sprintf("served mode, leader %s at %s", row.Leader, row.Address)
 	}
 	return nil
 }}
@@ -57,6 +66,9 @@ var clock = Check{Name: "clock", Client: true, Timeout: 20 * time.Second, Run: f
 	// The first question may have to read the oracle's row.
 	if _, err := d.Client.Timestamp(ctx); err != nil {
 		return err
+	}
+	if d.served != nil && d.served.Missing() != nil {
+		return skip("there are no timestamps: see the check of the oracle")
 	}
 	before := time.Now()
 	ts, err := d.Client.Timestamp(ctx)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 )
@@ -35,7 +34,7 @@ func Deployment(ctx context.Context, s *session.Session, rows int) (d *doctor.De
 	at := s.Connect
 	d = &doctor.Deployment{
 		Bigtable: s.Bigtable, Admin: s.Admin, Project: at.Project, Instance: at.Instance, MetadataTable: at.MetadataTable, AppProfile: at.AppProfile,
-		Servers: func(row tso.RowState) (*tso.Client, error) { return session.Servers(at, row) }, Emulator: at.IsEmulator(), Rows: rows,
+		Servers: session.Servers(at), Emulator: at.IsEmulator(), Rows: rows,
 	}
 	if !at.Embedded {
 		d.Instances = at.OpenInstance

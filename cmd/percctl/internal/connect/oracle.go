@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -43,6 +44,9 @@ func (f *OracleFlags) Add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Key, "oracle-key", "", "PEM file with the key of --oracle-cert (PERCCTL_ORACLE_KEY)")
 }
 
+// oraclePatience is how long commands look for a server that answers. People wait for them.
+const oraclePatience = 2500 * time.Millisecond
+
 // Client returns a client of the servers, or of the leader that the oracle's
 // row names. It has to be closed.
 func (f *OracleFlags) Client(leader string) (*tso.Client, error) {
@@ -64,7 +68,7 @@ func (f *OracleFlags) ClientConfig(leader string) (tso.ClientConfig, error) {
 			return tso.ClientConfig{}, cli.Usagef("--oracle %s: %q has no port; it has to be host:port", f.Servers, a)
 		}
 	}
-	cfg := tso.ClientConfig{Addresses: addresses}
+	cfg := tso.ClientConfig{Addresses: addresses, Timeout: oraclePatience}
 	if files := (tso.TLSFiles{CA: f.CA, Cert: f.Cert, Key: f.Key}); files != (tso.TLSFiles{}) {
 		var err error
 		if cfg.Credentials, err = files.Client(); err != nil {

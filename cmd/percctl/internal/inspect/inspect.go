@@ -168,7 +168,7 @@ func (c *Collection) Verdict() error {
 // Describe says of each group of locks, which are of one transaction each, what
 // Transaction says. It asks the oracle for the time once.
 func Describe(ctx context.Context, s *session.Session, groups [][]format.Lock) ([]*Transaction, error) {
-	now, err := s.Client().Timestamp(ctx)
+	now, err := s.Now(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func Describe(ctx context.Context, s *session.Session, groups [][]format.Lock) (
 
 // One says what Transaction says of one transaction, with or without locks.
 func One(ctx context.Context, s *session.Session, primary txn.Cell, startTS tso.Timestamp, locks []format.Lock) (*Transaction, error) {
-	now, err := s.Client().Timestamp(ctx)
+	now, err := s.Now(ctx)
 	if err != nil {
 		return nil, err
 	}

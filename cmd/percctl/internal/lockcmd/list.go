@@ -63,7 +63,7 @@ func (c *chosen) add(cmd *cobra.Command, o *session.Options) {
 func (c *chosen) find(ctx context.Context, s *session.Session, tables []string, startTS tso.Timestamp) (*inspect.Collection, error) {
 	want := inspect.Want{Limit: c.limit, StartTS: startTS}
 	if c.olderThan > 0 {
-		now, err := s.Client().Timestamp(ctx)
+		now, err := s.Now(ctx)
 		if err != nil {
 			return nil, err
 		}

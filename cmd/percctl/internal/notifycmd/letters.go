@@ -43,7 +43,7 @@ type lettersPlan struct {
 // planLetters counts the chosen dead letters and keeps the first few. It fails
 // with exit status 3 where a cell that is named has none.
 func planLetters(ctx context.Context, s *session.Session, c choice, do string) (*lettersPlan, error) {
-	now, err := s.Client().Timestamp(ctx)
+	now, err := s.Now(ctx)
 	if err != nil {
 		return nil, err
 	}

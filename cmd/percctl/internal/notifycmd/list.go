@@ -94,7 +94,7 @@ type lister struct {
 }
 
 func (o *listOptions) run(ctx context.Context, s *session.Session) error {
-	now, err := s.Client().Timestamp(ctx)
+	now, err := s.Now(ctx)
 	if err != nil {
 		return err
 	}

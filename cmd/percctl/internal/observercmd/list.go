@@ -149,7 +149,7 @@ func survey(ctx context.Context, s *session.Session, in session.Tables) ([]Obser
 	for _, col := range observed {
 		tables = append(tables, col.Table)
 	}
-	now, err := s.Client().Timestamp(ctx)
+	now, err := s.Now(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ func Keep(ctx context.Context, flags *session.Flags) (*Keeper, error) {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	k := &Keeper{flags: *flags, notes: &notes{}, asks: make(chan *ask), ended: make(chan struct{}), stop: stop, timeout: flags.Timeout}
-	k.flags.Timeout = 0
+	k.flags.Timeout, k.flags.NoTimestamps = 0, func(error) {} // pictures have the state of the oracle
 	go func() {
 		defer close(k.ended)
 		for {

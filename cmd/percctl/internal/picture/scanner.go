@@ -84,8 +84,10 @@ type Scanner struct {
 
 	scan    watch.Scan    // its lock is for all that follows, too
 	wanted  time.Time     // when a viewer asked
+	woke    time.Time     // when a viewer asked after a time without
 	wake    chan struct{} // a viewer asks again
 	err     error         // of the last read
+	good    time.Time     // when Bigtable gave the last answer
 	session *session.Session
 	listed  time.Time // when names were read
 	small   small
@@ -158,7 +160,9 @@ func (s *Scanner) Run(ctx context.Context) {
 		s.Metrics.Refresh(ctx)
 		worked, err := s.step(ctx, time.Now(), false)
 		s.scan.Lock()
-		s.err = err
+		if s.err = err; worked && err == nil {
+			s.good = time.Now()
+		}
 		s.scan.Unlock()
 		// Something large may have used much, the checks for example. What is small stays
 		// up to date while the rest waits.
@@ -181,7 +185,11 @@ func (s *Scanner) refresh() time.Duration { return max(s.Refresh, 2*s.least) }
 // Look says that there is a viewer.
 func (s *Scanner) Look() {
 	s.scan.Lock()
-	s.wanted = time.Now()
+	now := time.Now()
+	if now.Sub(s.wanted) >= watchFor {
+		s.woke = now
+	}
+	s.wanted = now
 	s.scan.Unlock()
 	select {
 	case s.wake <- struct{}{}:
@@ -364,7 +372,7 @@ func (s *Scanner) takeSmall(ctx context.Context, stale time.Time, complete bool)
 	}
 	n, used := small{at: time.Now()}, s.meter.Used()
 	var err error
-	if n.ts, err = s.session.Client().Timestamp(ctx); err != nil {
+	if n.ts, err = s.session.Now(ctx); err != nil {
 		return false, err
 	}
 	if n.oracle, err = tsocmd.Look(ctx, s.session.Bigtable.OpenTable(s.session.Connect.MetadataTable), &s.session.Connect.Oracle); err != nil {

@@ -172,3 +172,20 @@ func TestAges(t *testing.T) {
 		}
 	}
 }
+
+// TestSilent: a state says how old Bigtable's last answer is, and when that is longer than two
+// refreshes, also while a request hangs and has not failed.
+func TestSilent(t *testing.T) {
+	k, meter := keepMetered(t, 0)
+	s := picture.NewScanner(k, unbounded, meter, picture.Limits{Requests: 1e9, Bytes: 1e12})
+	if err := s.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for refresh, silent := range map[time.Duration]bool{time.Hour: false, time.Nanosecond: true} {
+		s.Refresh = refresh // nothing is asked in this test
+		st, err := s.State(t.Context(), 0)
+		if err != nil || st.Silent != silent || st.Answered <= 0 || st.Failure != "" {
+			t.Errorf("refreshes of %v: %v s, silent %v, %v", refresh, st.Answered, st.Silent, err)
+		}
+	}
+}

@@ -25,7 +25,9 @@ type State struct {
 	GCFacts      [][2]string        `json:"gc_facts"`
 	Facts        []Fact             `json:"facts"`
 	Transactions []Summary          `json:"transactions"`
-	Failure      string             `json:"failure"`       // why the last read failed
+	Failure      string             `json:"failure"`          // why the last read failed
+	Answered     float64            `json:"answered_seconds"` // time since Bigtable gave the last answer
+	Silent       bool               `json:"silent"`           // whether that is longer than two refreshes
 	MetricsError string             `json:"metrics_error"` // why metrics are missing
 }
 
@@ -46,8 +48,11 @@ func (s *Scanner) Open(ctx context.Context) error {
 		if _, err := s.list(ctx, time.Now(), false); err != nil {
 			return err
 		}
-		_, err := s.takeSmall(ctx, time.Now(), false)
-		return err
+		if _, err := s.takeSmall(ctx, time.Now(), false); err != nil {
+			return err
+		}
+		s.good = time.Now()
+		return nil
 	})
 }
 
@@ -75,6 +80,8 @@ func (s *Scanner) State(ctx context.Context, since float64) (*State, error) {
 		st.Transactions = append(st.Transactions, Summary{&c, len(t.Found), c.AgeText(), c.OwnerText(), checked, c.Stranded()})
 	}
 	p.Locks.Listed = nil
+	waiting := min(time.Since(s.good), time.Since(s.woke)) // without viewers, nothing is asked
+	st.Answered, st.Silent = time.Since(s.good).Seconds(), waiting > 2*s.refresh()
 	if s.err != nil {
 		st.Failure = cli.Line(s.err.Error())
 	}

@@ -132,7 +132,7 @@ func ReadRow(ctx context.Context, s *session.Session, table, row string) (*Row, 
 	}
 	r := &Row{}
 	var err error
-	if r.Now, err = s.Client().Timestamp(ctx); err != nil {
+	if r.Now, err = s.Now(ctx); err != nil {
 		return nil, err
 	}
 	if r.RowHistory, err = admin.ReadHistory(ctx, s.Client(), table, row, r.Now); err != nil {
@@ -249,7 +249,7 @@ func (o *historyOptions) follow(ctx context.Context, s *session.Session, events 
 		case <-time.After(o.every):
 		case <-ctx.Done():
 		}
-		now, err := s.Client().Timestamp(ctx)
+		now, err := s.Now(ctx)
 		if err == nil {
 			events, err = timelineSince(ctx, s, o.table, o.row, max(1, now-reread))
 		}

@@ -18,8 +18,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
+	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/watch"
 )
 
@@ -34,6 +34,10 @@ const closeTimeout = 2 * time.Second
 type Flags struct {
 	Connect connect.Flags
 	Timeout time.Duration
+
+	// NoTimestamps is called when the oracle stops to give timestamps to a command that only
+	// looks. nil: that is a warning on standard error.
+	NoTimestamps func(error)
 }
 
 // Add adds the flags to a command; timeout is the default, 0 for none.
@@ -56,8 +60,8 @@ type Session struct {
 	Connect  *connect.Flags
 	Bigtable *bigtable.Client
 	Admin    *bigtable.AdminClient
-	// Served is the client of the oracle's servers; nil in direct mode.
-	Served *tso.Client
+	// Served is the oracle in served mode; nil in direct mode.
+	Served *admin.Oracle
 
 	config txn.Config
 	strict bool
@@ -92,7 +96,14 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 				return err
 			}
 			if served != nil {
-				defer func() { _ = served.Close() }()
+				defer served.Close()
+				served.Reads, served.Warn = mode == Looks, f.NoTimestamps
+				if served.Warn == nil {
+					served.Warn = func(err error) {
+						sess.Progress.End()
+						fmt.Fprintf(s.Err, "warning: %s. Until then, this command reads the latest state that is stored, and computes ages by the clock of this machine\n", cli.Line(cli.Plain(err.Error())))
+					}
+				}
 				cfg.Oracle, sess.Served = served, served
 			}
 		}
@@ -237,11 +248,14 @@ func unverifiable(err error) bool {
 // coded gives an error of the library the exit code that it stands for.
 func coded(err error) error {
 	var has *cli.Error
+	var none *admin.NoTimestampsError
 	switch {
 	case err == nil || errors.As(err, &has):
 		return err
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
+	case errors.As(err, &none):
+		return &cli.Error{Code: cli.ExitUnavailable, Err: none}
 	case errors.Is(err, txn.ErrNotInitialized), status.Code(err) == codes.NotFound:
 		return &cli.Error{Code: cli.ExitNotFound, Err: err}
 	case errors.Is(err, txn.ErrInvalid), errors.Is(err, txn.ErrLimit):

@@ -199,7 +199,7 @@ func (o *adoptOptions) run(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	if served != nil {
-		defer func() { _ = served.Close() }()
+		defer served.Close()
 		cfg.Oracle = served
 	}
 	plan, err := admin.PlanAdoption(ctx, s.Admin, s.Bigtable, cfg)

@@ -73,7 +73,7 @@ func (o *listOptions) run(ctx context.Context, s *session.Session) error {
 	if err != nil {
 		return err
 	}
-	now, err := s.Client().Timestamp(ctx)
+	now, err := s.Now(ctx)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ const links = [['', 'Overview', 'overview'], ['row', 'Row', 'row'], ['txn', 'Tra
 const nav = document.getElementById('nav'), bar = document.getElementById('bar'), main = document.getElementById('main'), foot = document.getElementById('foot');
 const keptPoints = 600;
 
-let page, here, state = null, points = [], failure = '';
+let page, here, state = null, points = [], failure = '', heard = 0; // when the console answered last
 
 function theme(next) {
   const root = document.documentElement;
@@ -62,11 +62,12 @@ function status() {
     paint(bar, failure ? h('span.bad', {}, icon('bad'), failure) : h('span.muted', {}, 'Connecting…'));
     return;
   }
-  const s = state.scan, broken = failure || state.failure;
+  const s = state.scan, answered = state.answered_seconds + (Date.now() - heard) / 1000, silent = state.silent || failure;
   const age = s.complete ? ['every row read within ', h('b', {}, duration(s.oldest_seconds))] : ['first pass under way, ', h('b', {}, plural(s.rows, 'row')), ' so far'];
   paint(bar,
     h('span.where', {}, h('b', {}, state.project), h('span.muted', {}, ' / '), h('b', {}, state.instance)),
-    broken ? h('span.bad', {}, icon('bad'), broken) : h('span.live', {}, h('i.dot'), 'live'),
+    silent || state.failure ? h('span.bad', {}, icon('bad'), `no answer for ${duration(Math.round(answered))}`, (failure || state.failure) && ': ' + (failure || state.failure))
+      : h('span.live', { title: 'The last answer of Bigtable' }, h('i.dot'), 'live, ', duration(Math.round(answered)), ' old'),
     h('span.cost', { title: 'One scanner reads for all viewers. It stops when nobody looks. Limits: --max-requests, --max-bytes.' }, age,
       ' · ', h('b', {}, rate(s.requests_per_second)), ` of ${num(s.max_requests_per_second)} requests/s · `, h('b', {}, bytes(Math.round(s.bytes_per_second))), ` of ${bytes(s.max_bytes_per_second)}/s`));
 }
@@ -81,6 +82,7 @@ async function poll() {
     if (failure) await api.load(); // the console may have started again, with another token
     points = points.concat(next.points).slice(-keptPoints);
     state = next;
+    heard = Date.now();
     failure = '';
     shown();
   } catch (e) {

@@ -10,7 +10,7 @@ export function cards(s) {
   const all = [];
   const push = (kind, title, words, cmd, ...more) => all.push({ kind, title, words, cmd, more });
   const oracle = s.oracle;
-  if (oracle.row?.mode === 'served' && !s.oracle.leader) push('bad', 'No server of the oracle leads', 'No transaction can begin until a server leads.', 'percctl tso serve');
+  if (oracle.row?.mode === 'served' && !s.oracle.leader) push('bad', 'No timestamps', ['No transaction can begin or commit. The oracle: ', s.facts.find((f) => f.name === 'oracle').words, '. Start a server. To do without servers, run percctl tso mode direct. Ages are by the clock of the console.'], 'percctl tso serve');
   const dead = s.transactions.filter((t) => t.stranded);
   if (dead.length) {
     const locks = dead.reduce((n, t) => n + t.locks, 0), first = dead[0], more = s.locks.more || s.locks.transactions > s.transactions.length;
@@ -122,7 +122,7 @@ export default function overview(main) {
       paint(health, checks(made, () => doctor(true), newer(s)));
       const list = [...cards(s), ...found(made?.report, s)].sort((a, b) => (b.kind === 'bad') - (a.kind === 'bad')), bad = list.filter((c) => c.kind === 'bad').length;
       paint(head, h('div.title', {}, h('h1', {}, list.length ? (list.length === 1 ? 'One thing needs attention' : `${list.length} things need attention`) : s.scan.complete ? 'Nothing needs attention' : 'Nothing found so far'),
-        pill(bad ? 'bad' : list.length ? 'warn' : s.scan.complete ? 'ok' : 'note', bad ? 'broken' : list.length ? 'degraded' : s.scan.complete ? 'healthy' : 'first pass'), h('span.muted', {}, plural(s.tables.length, 'table') + ', ' + plural(s.workers.fresh, 'live client') + ', oracle ' + (s.oracle.leader ? 'served at ' + s.oracle.leader : s.oracle.row?.mode + ' mode'))));
+        pill(bad ? 'bad' : list.length ? 'warn' : s.scan.complete ? 'ok' : 'note', bad ? 'broken' : list.length ? 'degraded' : s.scan.complete ? 'healthy' : 'first pass'), h('span.muted', {}, plural(s.tables.length, 'table') + ', ' + plural(s.workers.fresh, 'live client') + ', oracle ' + (s.oracle.leader ? 'served at ' + s.oracle.leader : s.oracle.row?.mode === 'served' ? 'without a server' : s.oracle.row?.mode + ' mode'))));
       paint(needs, list.slice(0, 8).map(showCard));
       const p = points[points.length - 1], c = p?.clients;
       const stat = (name, value, of, col, note) => h('div.stat', {}, h('div.stat-name', {}, name), h('div.stat-value', { class: String(value).length > 7 ? 'long' : '' }, value), h('div.stat-note', {}, note ?? ''), of && spark(last(points, of), col));
