@@ -145,6 +145,14 @@ func TransactionStatus(ctx context.Context, client *txn.Client, primary format.C
 	return recovery.ReadStatus(ctx, t, primary, startTS)
 }
 
+// DeclareDead makes this client treat the owner of a transaction as dead, for [Resolve] and
+// [ResolveLocks]: for an owner that hangs, and whose locks block others. A transaction that has
+// committed stays committed. If the owner is alive and has not committed, its commit fails with a
+// conflict, and txn.Client.Update runs the transaction again.
+func DeclareDead(client *txn.Client, startTS tso.Timestamp) {
+	access.ResolverOf(client).DeclaredDead.Store(int64(startTS))
+}
+
 // OnResolve calls f after each cell that this client rolls forward or back for
 // another transaction. f must return quickly, and may be called concurrently. It
 // replaces an earlier f; nil removes it.

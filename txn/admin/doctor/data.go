@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,6 +26,13 @@ const scanTimeout = 2 * time.Minute
 // grace is how long a client may be dead, or a lock past its ttl, before the lock is a
 // warning and not a note: in the meantime another client may resolve it.
 const grace = tso.Timestamp(time.Minute / time.Microsecond)
+
+// LongLock is how old a lock of a client that may be alive is at least before it is a warning: the
+// client may hang, and others wait.
+const LongLock = time.Minute
+
+// shownOwners is how many transactions with old locks a finding names.
+const shownOwners = 3
 
 // farEnd is how far away the end of a lock must be for doctor to report it, if its owner shows
 // no sign of life.
@@ -91,7 +99,9 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	}
 	// stale is since when the tokens of owners are stale; 0: the owner is alive.
 	stale := map[string]tso.Timestamp{}
+	process := map[string]string{}
 	for _, w := range clients {
+		process[w.Owner] = fmt.Sprintf("pid %d on %s", w.PID, w.Host)
 		stale[w.Owner] = 0
 		if w.State == admin.OwnerStale {
 			stale[w.Owner] = w.ExpiresTS
@@ -102,6 +112,7 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	err = r.eachTable(ctx, d, func(ctx context.Context, table string, r *Result) error {
 		stranded, recent, inTable, silent := 0, 0, 0, 0
 		oldest, last := now, now
+		old := map[tso.Timestamp]*heldLocks{}
 		var end error
 		for l, err := range locksOf(ctx, d, table, r) {
 			if unreadable(err) {
@@ -121,6 +132,11 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 			case !known && l.Owner != "" && l.StartTS < now-grace:
 				stranded++ // its token was removed
 				oldest = min(oldest, l.StartTS)
+			case now-l.StartTS > tso.Timestamp(LongLock.Microseconds()):
+				if old[l.StartTS] == nil {
+					old[l.StartTS] = &heldLocks{first: l}
+				}
+				old[l.StartTS].n++
 			case l.Owner == "" && l.ExpiresTS()-now > farEnd:
 				silent++
 				last = max(last, l.ExpiresTS())
@@ -148,6 +164,8 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 			r.find(Note, table, count(recent)+" of clients that died, or stopped renewing them, less than a minute ago",
 				"readers and writers of the cells resolve them; if they are still there in a minute, this is a warning", "percctl lock resolve "+table)
 		}
+		hanging(r, table, old, process, now, count)
+		all.Add(int64(sum(old)))
 		if silent > 0 {
 			r.find(Warning, table, fmt.Sprintf("%s of clients without a worker token, which may block others for %s", words.Count(silent, "lock"), words.Between(now, last)),
 				"nothing says whether the clients live", "percctl lock list "+table+" --older-than 1h; docs/operations.md, A lock is stuck")
@@ -163,6 +181,46 @@ var locks = Check{Name: "stranded locks", Client: true, Timeout: scanTimeout, Ru
 	}
 	return err
 }}
+
+// heldLocks are the locks of a transaction whose client may be alive.
+type heldLocks struct {
+	first format.Lock
+	n     int
+}
+
+func sum(old map[tso.Timestamp]*heldLocks) (n int) {
+	for _, h := range old {
+		n += h.n
+	}
+	return n
+}
+
+// hanging adds the finding about locks that are old, of clients that may be alive.
+func hanging(r *Result, table string, old map[tso.Timestamp]*heldLocks, process map[string]string, now tso.Timestamp, count func(int) string) {
+	if len(old) == 0 {
+		return
+	}
+	starts := slices.Sorted(maps.Keys(old))
+	var who []string
+	for _, ts := range starts[:min(len(starts), shownOwners)] {
+		l := old[ts].first
+		owner := "a client without a token (nothing says whether it lives)"
+		if l.Owner != "" {
+			owner = "client " + l.Owner
+			if p := process[l.Owner]; p != "" {
+				owner += ", " + p
+			}
+		}
+		who = append(who, fmt.Sprintf("%s of the transaction with primary %s that began at %s, of %s", words.Count(old[ts].n, "lock"), l.Primary, words.Stamp(ts), owner))
+	}
+	if more := len(starts) - len(who); more > 0 {
+		who = append(who, fmt.Sprintf("and %s more", words.Count(more, "transaction")))
+	}
+	first := old[starts[0]].first
+	r.find(Warning, table, fmt.Sprintf("%s that are older than a minute, of clients that may be alive; the oldest of a transaction that began %s ago: %s", count(sum(old)), words.Between(starts[0], now), strings.Join(who, "; ")),
+		"writers of the cells, and most readers, wait for these transactions. A large transaction may take that long; otherwise its client hangs",
+		fmt.Sprintf("stop the client; or percctl lock resolve --transaction %s %d --owner-dead", first.Primary, first.StartTS))
+}
 
 // locksOf returns the locks of a table, and says how far it is.
 func locksOf(ctx context.Context, d *Deployment, table string, r *Result) iter.Seq2[format.Lock, error] {

@@ -38,6 +38,10 @@ type Resolver struct {
 	Claims   *settled.Claims
 	// OnResolve is called after each cell that the Resolver rolled forward or back.
 	OnResolve atomic.Pointer[func(format.Resolution)]
+	// DeclaredDead is the start_ts of a transaction whose owner an operator has declared dead. That
+	// is as safe as a ttl that is too short (emulator_test/internal/protocol: any client may call any
+	// owner dead at any moment): the owner fails to commit, unless it has committed.
+	DeclaredDead atomic.Int64
 }
 
 // New returns the resolver of a client. It has no worker token if cfg.TokenTTL is not
@@ -415,7 +419,7 @@ func (r *Resolver) lockIsGone(ctx context.Context, l *format.Lock) (bool, error)
 // does so before a rollback above now: a rollback marker above the oracle's time would block
 // all writers of the cell.
 func (r *Resolver) isDead(ctx context.Context, l *format.Lock, now tso.Timestamp) (bool, error) {
-	dead := now >= l.ExpiresTS() || r.Token.isDead(ctx, l.Owner, now)
+	dead := now >= l.ExpiresTS() || r.DeclaredDead.Load() == int64(l.StartTS) || r.Token.isDead(ctx, l.Owner, now)
 	if !l.Endless(now) && (!dead || l.StartTS <= now) {
 		return dead, nil
 	}

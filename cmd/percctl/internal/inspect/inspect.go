@@ -258,6 +258,19 @@ func (t *Transaction) Stranded() bool {
 	return t.Outcome == doctor.Forward && (t.OwnerToken == admin.OwnerStale || t.OwnerToken == admin.OwnerEnded)
 }
 
+// DeclareDead says what resolving the locks does if the owner is treated as dead.
+func (t *Transaction) DeclareDead() {
+	if t.Outcome == doctor.Alive {
+		t.Outcome, t.Verdict = doctor.Back, t.Verdict+"; not committed, and --owner-dead: will be rolled back. If its owner lives, it gets a conflict"
+	}
+}
+
+// Hanging reports whether a client that may be alive holds the locks for so long that it may hang.
+// They block writers, and some of them readers.
+func (t *Transaction) Hanging() bool {
+	return t.Outcome == doctor.Alive && len(t.Found) > 0 && t.Age > doctor.LongLock.Seconds()
+}
+
 // With returns the transaction with other locks, which were read later.
 func (t *Transaction) With(locks []format.Lock) *Transaction {
 	c := *t

@@ -20,6 +20,7 @@ type resolveOptions struct {
 	session.Options
 	chosen
 	transaction bool
+	ownerDead   bool
 	primary     txn.Cell // with transaction
 	startTS     tso.Timestamp
 }
@@ -32,7 +33,12 @@ func newResolveCmd(s *cli.Streams) *cobra.Command {
 		Long: `Resolve the locks in tables, or with --transaction the locks of one transaction in
 all tables. Locks of a committed transaction are rolled forward. Locks of a
 transaction that is rolled back, or whose owner is dead, are rolled back. The
-primary decides: no flag forces an outcome, and locks of live owners stay.
+primary decides: no flag undoes a commit. Locks of live owners stay.
+
+If an owner hangs, its locks block others as long as its token is fresh or their ttl
+lasts. --owner-dead, with --transaction, treats it as dead: the command rolls the
+transaction back at its primary, unless it has committed. If the owner is alive after
+all, its commit fails with a conflict, and the library runs the transaction again.
 
 ` + cli.AsksFirst + `
 
@@ -44,13 +50,21 @@ Exit status 4: locks are left, because their owners are alive or because there a
 more than --limit.`,
 		Example: `  percctl lock resolve --all --dry-run
   percctl lock resolve accounts --older-than 1m --yes
-  percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000`,
+  percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000
+  percctl lock resolve --transaction accounts/bob/bal:usd 1795152600000000 --owner-dead`,
 		RunE: o.Runs(session.Changes, o.resolve),
 	}
 	o.Setup(cmd, s, session.WalkTimeout, cli.ObjectOf[result](), cli.ObjectOf[plan]().If("with `--dry-run`"))
 	o.chosen.add(cmd, &o.Options)
 	cmd.Args = cli.AnyArgs(o.parse)
 	cmd.Flags().BoolVar(&o.transaction, "transaction", false, "resolve the locks of one transaction in all tables; the arguments are PRIMARY and START_TS")
+	cmd.Flags().BoolVar(&o.ownerDead, "owner-dead", false, "with --transaction: treat the owner as dead, also if its token or its ttl says that it may be alive")
+	o.Require(func() error {
+		if o.ownerDead && !o.transaction {
+			return cli.Usagef("--owner-dead needs --transaction PRIMARY START_TS: it is for one owner that you know to hang or to be dead")
+		}
+		return nil
+	})
 	o.Consent.Add(cmd)
 	return cmd
 }
@@ -84,6 +98,12 @@ func (o *resolveOptions) resolve(ctx context.Context, s *session.Session) error 
 		return err
 	}
 	s.Progress.End()
+	if o.ownerDead {
+		admin.DeclareDead(s.Client(), o.startTS)
+		for _, t := range all {
+			t.DeclareDead()
+		}
+	}
 	p := newPlan(&o.Connect, tables, all)
 	if o.transaction && p.Locks == 0 {
 		return o.nothing(ctx, s)

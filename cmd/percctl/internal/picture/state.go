@@ -39,6 +39,7 @@ type Summary struct {
 	Owner   string  `json:"owner"`           // in words
 	Checked float64 `json:"checked_seconds"` // how long ago its primary was read
 	Dead    bool    `json:"stranded"`        // whether a dead client left the locks
+	Hanging bool    `json:"hanging"`         // whether a client that may be alive holds the locks for so long that it may hang
 }
 
 // Open reads what is small, so that what does not work at all fails at once.
@@ -77,7 +78,7 @@ func (s *Scanner) State(ctx context.Context, since float64) (*State, error) {
 		c.Locks = nil
 		checked := time.Since(s.txns[txnID{t.StartTS, t.Found[0].Primary}].at).Seconds()
 		c.Age += checked
-		st.Transactions = append(st.Transactions, Summary{&c, len(t.Found), c.AgeText(), c.OwnerText(), checked, c.Stranded()})
+		st.Transactions = append(st.Transactions, Summary{&c, len(t.Found), c.AgeText(), c.OwnerText(), checked, c.Stranded(), c.Hanging()})
 	}
 	p.Locks.Listed = nil
 	waiting := min(time.Since(s.good), time.Since(s.woke)) // without viewers, nothing is asked

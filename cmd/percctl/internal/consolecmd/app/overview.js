@@ -20,6 +20,10 @@ export function cards(s) {
       h('a.button', { href: link('txn', { primary: first.primary, start: first.start_ts }) }, 'Look at the oldest'),
       dead.length === 1 ? offer('Resolve', { action: 'resolve', primary: first.primary, start_ts: String(first.start_ts) }) : offer('Resolve all', { action: 'resolve all' }));
   }
+  for (const t of s.transactions.filter((t) => t.hanging).slice(0, 3)) {
+    push('warn', `A client may hang: ${plural(t.locks, 'lock')} for ${t.age}`, [`Writers of these cells, and most readers, wait. Owner: ${t.owner}. Primary: `, cellLink(t.primary), '. Stop the client; or treat it as dead:'],
+      sh('percctl', 'lock', 'resolve', '--transaction', t.primary, t.start_ts, '--owner-dead'), h('a.button', { href: link('txn', { primary: t.primary, start: t.start_ts }) }, 'Look at it'));
+  }
   if (s.locks.unreadable) push('bad', `${plural(s.locks.unreadable, 'lock record')} cannot be read`, 'The check names the cells and says what is damaged.', 'percctl check --all');
   const letters = s.observers.filter((o) => o.dead_letters > 0);
   for (const o of letters.slice(0, 3)) {
