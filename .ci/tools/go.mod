@@ -11,6 +11,7 @@ tool (
 )
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/bufbuild/protocompile v0.14.1
 	golang.org/x/tools v0.51.0
 	google.golang.org/protobuf v1.36.12
