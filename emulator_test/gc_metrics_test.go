@@ -55,12 +55,12 @@ func numbers(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
 func TestGCMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
-		cfg := txn.Config{TokenTTL: -1, LockTTL: time.Hour, MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}
+		cfg := txn.Config{TokenTTL: -1, MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}
 		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(cfg))
 		env.InitTable(admin.TableSpec{Name: "accounts", Families: []string{"bal"}})
 		faults := txntest.NewFaults(t)
-		died := faults.OnStep(txntest.StepCommit, txntest.Crash)
-		dying := env.NewClient(txn.Config{TokenTTL: -1, LockTTL: time.Hour}, faults.DialOptions()...)
+		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+		dying := env.NewClient(txn.Config{TokenTTL: -1, RPCTimeout: 2 * time.Hour}, faults.DialOptions()...)
 		ctx, cancel := context.WithCancel(t.Context())
 		tx, err := dying.Begin(ctx)
 		if err != nil {
@@ -69,10 +69,7 @@ func TestGCMetrics(t *testing.T) {
 		tx.Table("accounts").Set("bob", "bal", "usd", []byte("1"))
 		ended := make(chan error, 1)
 		go func() { _, err := tx.Commit(ctx); ended <- err }()
-		<-died.Fired()
-		faults.Kill()
-		cancel()
-		<-ended
+		<-slow.Fired()
 		if _, err := env.Client.Timestamp(t.Context()); err != nil { // the client knows the time now
 			t.Fatal(err)
 		}
@@ -84,6 +81,9 @@ func TestGCMetrics(t *testing.T) {
 		if _, err := gc.Run(t.Context(), env.Client, gc.Config{Retention: retention, LockWait: -1}); !errors.As(err, &blocked) {
 			t.Fatalf("%v, want a BlockedError", err)
 		}
+		faults.Kill()
+		cancel()
+		<-ended
 		advance(time.Hour)
 		runGC(t, env.Client, gc.Config{})
 		got := numbers(t, reader)

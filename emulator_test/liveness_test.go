@@ -179,6 +179,48 @@ func TestLockWithoutToken(t *testing.T) {
 	})
 }
 
+// The lock of a dead owner without a worker token ends within a minute, whatever its LockTTL. Before the fix it
+// blocked others for LockTTL, 24 h. A living owner keeps it.
+func TestLongLockWithoutToken(t *testing.T) {
+	for name, arm := range map[string]func(*txntest.Faults) txn.Config{
+		"without a token":   func(*txntest.Faults) txn.Config { return txn.Config{TokenTTL: -1} },
+		"token not written": func(f *txntest.Faults) txn.Config { f.OnStep(txntest.StepToken, txntest.Crash); return txn.Config{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := txntest.New(t, txntest.Embedded())
+				env.CreateTable("a", "f")
+				mustSet(t, env.Client, "1", "bob")
+				faults := txntest.NewFaults(t)
+				cfg := arm(faults)
+				cfg.LockTTL, cfg.RPCTimeout = 24*time.Hour, 100*time.Hour
+				slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
+				ctx, die := context.WithCancel(t.Context())
+				defer die()
+				ended := commitInBackground(ctx, beginSet(t, env.NewClient(cfg, faults.DialOptions()...), "2", "bob"))
+				<-slow.Fired()
+				s := takeSnapshot(t, env.Client)
+				advance(10 * time.Minute)
+				for _, alive := range []bool{true, false} {
+					if !alive {
+						faults.Kill()
+						die()
+						<-ended
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 61*time.Second)
+					v, _, err := s.Table("a").Get(ctx, "bob", "f", "q")
+					cancel()
+					if alive && !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("beside a living owner: %q, %v; want that the read waits", v, err)
+					} else if !alive && (string(v) != "1" || err != nil) {
+						t.Errorf("after the owner died: %q, %v", v, err)
+					}
+				}
+			})
+		})
+	}
+}
+
 // The token of a client that died is removed after an hour, and that of a closed client at once.
 // From then on nobody waits for its locks. Before the fix they blocked others for their ttl.
 func TestRemovedToken(t *testing.T) {

@@ -37,6 +37,8 @@ type commit struct {
 
 	entries *journal.Pending // of the observed cells
 
+	owner string // the worker token that the locks name; empty: the client had none when the commit began
+
 	traceParent string // of the transaction's span; locks carry it
 	settles     *settled.Commit
 	settledBy   uint64 // what the primary's write record says (format.WriteRecord)
@@ -70,6 +72,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	defer c.leave()
 	c.client.resolver.Token.Begin(ctx)
+	c.owner = c.client.resolver.Token.Owner()
 	c.settles, c.settledBy = c.client.resolver.Claims.Begin(c.startTS, len(c.rows))
 	sent := false // the commit of the primary
 	defer func() {

@@ -39,6 +39,7 @@ type Config struct {
 	// transaction, in oracle time. Then other clients may roll it back. It bounds how
 	// long a crashed client blocks others, unless its worker token shows earlier
 	// that it is dead. Safety does not depend on it.
+	// A client that has no worker token uses at most one minute.
 	// Defaults to 10 seconds; at least 1 ms, at most 24 hours.
 	LockTTL time.Duration
 
@@ -46,7 +47,7 @@ type Config struct {
 	// During a transaction the client renews it three times as often, and every 30 seconds while it is
 	// idle. If the token of a lock's owner is stale, other clients may roll the lock back at once.
 	// Defaults to 5 seconds. Negative: the client writes no token. Then other clients
-	// learn only from LockTTL that it is dead, and it holds no garbage collection back.
+	// learn only from LockTTL, at most one minute, that it is dead, and it holds no garbage collection back.
 	TokenTTL time.Duration
 
 	// RPCTimeout bounds every single request to Bigtable. Without it, the Bigtable

@@ -41,7 +41,7 @@ func (c *commit) splitBulk() []*store.RowWrites {
 		return rows
 	}
 	c.bulk = &bulk.Prewrite{
-		Resolver: c.client.resolver, Rows: some, Primary: c.primary, StartTS: c.startTS, LockTTL: c.client.cfg.LockTTL,
+		Resolver: c.client.resolver, Rows: some, Primary: c.primary, StartTS: c.startTS, LockTTL: c.lockTTL(),
 		Mutation: func(row *store.RowWrites) *bigtable.Mutation { return lockMutation(c, row) },
 		Failed:   &c.failed, Unlatch: c.releaseLatch,
 	}

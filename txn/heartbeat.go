@@ -16,7 +16,7 @@ import (
 
 // A heartbeat keeps the primary lock of a long commit alive by extending its ttl (paper §2.2:
 // workers periodically update the wall time while committing). It costs nothing in the
-// first quarter of Config.LockTTL, and can miss one beat before the lock expires. Each
+// first quarter of lockTTL, and can miss one beat before the lock expires. Each
 // extension is a conditional mutation on the lock at its exact timestamp. So it never
 // restores a lock that was rolled back or committed (hazard 6), and does not change what the
 // commit's predicate checks.
@@ -36,15 +36,15 @@ type heartbeat struct {
 	beating sync.WaitGroup
 }
 
-// beatsPerTTL is how many beats there are in one Config.LockTTL.
+// beatsPerTTL is how many beats there are in one lockTTL.
 const beatsPerTTL = 4
 
 func (h *heartbeat) start(ctx context.Context, c *commit) {
 	h.commit = c
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.next = time.Now().Add(c.client.cfg.LockTTL / beatsPerTTL)
-	h.timer = time.AfterFunc(min(c.client.resolver.Store.StallAfter(), c.client.cfg.LockTTL/beatsPerTTL), func() { h.beatOnce(ctx) })
+	h.next = time.Now().Add(c.lockTTL() / beatsPerTTL)
+	h.timer = time.AfterFunc(min(c.client.resolver.Store.StallAfter(), c.lockTTL()/beatsPerTTL), func() { h.beatOnce(ctx) })
 }
 
 // beatOnce extends the lock and schedules the next beat. commit is the commit's context.
@@ -68,7 +68,7 @@ func (h *heartbeat) beatOnce(commit context.Context) {
 	}
 	// The request ends before the next beat, so that one hanging request does not let the
 	// lock expire.
-	ctx, cancel := context.WithTimeout(commit, h.commit.client.cfg.LockTTL/beatsPerTTL)
+	ctx, cancel := context.WithTimeout(commit, h.commit.lockTTL()/beatsPerTTL)
 	defer cancel()
 	h.cancel = cancel
 	h.mu.Unlock()
@@ -81,7 +81,7 @@ func (h *heartbeat) beatOnce(commit context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopped {
-		h.next = time.Now().Add(h.commit.client.cfg.LockTTL / beatsPerTTL)
+		h.next = time.Now().Add(h.commit.lockTTL() / beatsPerTTL)
 		h.timer.Reset(h.untilNext())
 	}
 }
@@ -89,7 +89,7 @@ func (h *heartbeat) beatOnce(commit context.Context) {
 // untilNext returns how long the timer waits: until the next beat, or until prewrites may have stalled.
 // h.mu is held.
 func (h *heartbeat) untilNext() time.Duration {
-	d := min(h.commit.client.resolver.Store.StallAfter(), h.commit.client.cfg.LockTTL) / looksPerStall
+	d := min(h.commit.client.resolver.Store.StallAfter(), h.commit.lockTTL()) / looksPerStall
 	if beat := time.Until(h.next); beat > 0 {
 		d = min(d, beat)
 	}
@@ -99,7 +99,7 @@ func (h *heartbeat) untilNext() time.Duration {
 // looksPerStall is how often the timer fires in the time after which a prewrite counts as stalled.
 const looksPerStall = 4
 
-// extend writes the primary lock again, with a ttl that ends Config.LockTTL from now.
+// extend writes the primary lock again, with a ttl that ends lockTTL from now.
 func (h *heartbeat) extend(ctx context.Context) error {
 	c := h.commit
 	row := c.rows[0]

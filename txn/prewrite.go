@@ -204,9 +204,9 @@ func prewriteCells(ctx context.Context, c *commit, row *store.RowWrites) error {
 		if pause.Wait(ctx, 0) != nil {
 			return store.Ended(ctx, fmt.Sprintf("txn: prewriting row %q of table %q", row.Row, row.Table.Name), s.err)
 		}
-		if s.err != nil && s.last.Sub(s.first) > c.client.cfg.LockTTL {
+		if s.err != nil && s.last.Sub(s.first) > c.lockTTL() {
 			// Other clients may have begun to roll this transaction back.
-			return fmt.Errorf("txn: prewriting row %q of table %q failed for longer than Config.LockTTL (%v): %w", row.Row, row.Table.Name, c.client.cfg.LockTTL, s.err)
+			return fmt.Errorf("txn: prewriting row %q of table %q failed for longer than the time to live of its locks (%v): %w", row.Row, row.Table.Name, c.lockTTL(), s.err)
 		}
 	}
 }
@@ -267,16 +267,28 @@ func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
 	return m
 }
 
-// lockOf returns the lock of one cell. A ttl counts from start_ts, so it is Config.LockTTL
-// plus the time that the transaction has taken so far.
+// maxTTLWithoutToken bounds how long the locks of an owner without a worker token live after its last sign of
+// life: nothing else shows that it is dead.
+const maxTTLWithoutToken = time.Minute
+
+// lockTTL returns how long a lock is valid after the commit has written it.
+func (c *commit) lockTTL() time.Duration {
+	if c.owner == "" {
+		return min(c.client.cfg.LockTTL, maxTTLWithoutToken)
+	}
+	return c.client.cfg.LockTTL
+}
+
+// lockOf returns the lock of one cell. A ttl counts from start_ts, so it is lockTTL plus the
+// time that the transaction has taken so far.
 func lockOf(c *commit, w *store.Write) format.Lock {
 	return format.Lock{
 		Cell:        w.Cell,
 		StartTS:     c.startTS,
 		Primary:     c.primary,
 		Kind:        w.Kind,
-		TTL:         time.Since(c.txn.began) + c.txn.startAge + c.client.cfg.LockTTL,
-		Owner:       c.client.resolver.Token.Owner(),
+		TTL:         time.Since(c.txn.began) + c.txn.startAge + c.lockTTL(),
+		Owner:       c.owner,
 		Observed:    w.Observed,
 		TraceParent: c.traceParent,
 		Hops:        c.txn.hops,

@@ -161,7 +161,7 @@ func (p *Prewrite) lockTable(ctx context.Context, rows []*store.RowWrites) (err 
 		}
 		if time.Since(failing) > p.LockTTL {
 			// Other clients may have begun to roll this transaction back.
-			return fmt.Errorf("percolator: prewriting %d rows of table %q failed for longer than Config.LockTTL (%v): %w", len(muts), t.Name, p.LockTTL, err)
+			return fmt.Errorf("percolator: prewriting %d rows of table %q failed for longer than the time to live of its locks (%v): %w", len(muts), t.Name, p.LockTTL, err)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 				}
 			})
 		}
-		missing, err := e.readExact(ctx, t, row)
+		missing, err := e.readExact(ctx, t, row, true)
 		if err != nil {
 			return nil, err
 		}
@@ -98,7 +98,8 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 		}
 		// Between the two requests, another transaction may have committed, and garbage
 		// collection may have removed what the first answer named. If the next answer
-		// names the same data, it was missing while it was the newest.
+		// names the same data, it was missing while it was the newest. Plain data that never existed needs no
+		// other answer (ExactRead.unchanged).
 		known := func(m ExactRead) bool { return slices.Contains(before, m) }
 		if !slices.ContainsFunc(missing, func(m ExactRead) bool { return !known(m) }) {
 			r.Clock.NoteLatest(newest)

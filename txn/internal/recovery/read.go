@@ -42,17 +42,40 @@ type ExactRead struct {
 	CommitTS tso.Timestamp
 	// StartTS is the timestamp of the data; 0 for the latest plain data.
 	StartTS tso.Timestamp
+	// HiddenBy is the start_ts of the transaction whose data hides plain data.
+	HiddenBy tso.Timestamp
 }
 
-func (e ExactRead) filter(keysOnly bool) bigtable.Filter {
+// filters returns what reads the cell. For plain data of a read of the latest state, they match also what
+// shows that the cell did not change since the answer that it completes: see unchanged.
+func (e ExactRead) filters(keysOnly, latest bool) []bigtable.Filter {
 	c := store.ExactColumn(e.Column.Family, e.Column.Qualifier)
 	if keysOnly {
 		c = store.Chain(c, bigtable.StripValueFilter())
 	}
-	if e.StartTS == 0 {
-		return store.Chain(c, bigtable.TimestampRangeFilterMicros(0, format.PlainBefore), store.Latest)
+	if e.StartTS != 0 {
+		return []bigtable.Filter{store.Chain(c, store.At(e.StartTS))}
 	}
-	return store.Chain(c, store.At(e.StartTS))
+	data := store.Chain(c, bigtable.TimestampRangeFilterMicros(0, format.PlainBefore), store.Latest)
+	if !latest {
+		return []bigtable.Filter{data}
+	}
+	key := e.Column.Key()
+	return []bigtable.Filter{
+		data,
+		store.Chain(store.LockAt(e.Column, e.HiddenBy), bigtable.StripValueFilter()),
+		store.Chain(store.ExactColumn(format.WriteFamily, key), store.Latest, bigtable.StripValueFilter()),
+	}
+}
+
+// unchanged reports whether plain data that is missing in an answer was missing before: the lock is
+// still there, and no transaction has committed the column.
+func (e ExactRead) unchanged(raw bigtable.Row) bool {
+	is := func(item bigtable.ReadItem) bool {
+		_, column, _ := strings.Cut(item.Column, ":")
+		return column == e.Column.Key()
+	}
+	return e.StartTS == 0 && slices.ContainsFunc(raw[format.LockFamily], is) && !slices.ContainsFunc(raw[format.WriteFamily], is)
 }
 
 // Ignored holds the start timestamps of transactions whose locks a read ignores, because
@@ -125,7 +148,7 @@ func Evaluate(ctx context.Context, t *store.Table, raw bigtable.Row, sel store.S
 			items[i].Timestamp = bigtable.Timestamp(commitTS)
 			e.addItem(c.Family, items, i)
 		} else {
-			e.Exact = append(e.Exact, ExactRead{c, commitTS, startTS})
+			e.Exact = append(e.Exact, ExactRead{Column: c, CommitTS: commitTS, StartTS: startTS})
 		}
 	}
 	for family, items := range raw {
@@ -146,7 +169,7 @@ func Evaluate(ctx context.Context, t *store.Table, raw bigtable.Row, sel store.S
 				}
 			} else {
 				// Uncommitted data hides older plain data.
-				e.Exact = append(e.Exact, ExactRead{Column: c})
+				e.Exact = append(e.Exact, ExactRead{Column: c, HiddenBy: tso.FromCell(item.Timestamp)})
 			}
 		}
 	}
@@ -227,7 +250,7 @@ func (e *Evaluation) Complete(ctx context.Context, r *Resolver, t *store.Table, 
 // again for all columns in e.Exact. That is one request, unless their names do not fit into one
 // filter.
 func (e *Evaluation) ReadExact(ctx context.Context, t *store.Table, row string) error {
-	missing, err := e.readExact(ctx, t, row)
+	missing, err := e.readExact(ctx, t, row, false)
 	if err != nil {
 		return err
 	}
@@ -245,14 +268,19 @@ func missingData(t *store.Table, row string, missing []ExactRead) error {
 	return nil
 }
 
-// readExact is ReadExact, and returns the columns that have no data at their timestamp.
-func (e *Evaluation) readExact(ctx context.Context, t *store.Table, row string) (missing []ExactRead, err error) {
+// readExact is ReadExact, and returns the columns that have no data at their timestamp. If latest is set, it leaves
+// out those for which the answer shows that they had none before.
+func (e *Evaluation) readExact(ctx context.Context, t *store.Table, row string, latest bool) (missing []ExactRead, err error) {
 	for len(e.Exact) > 0 {
 		n, cost := 0, 0
 		var filters []bigtable.Filter
-		for n < len(e.Exact) && (n == 0 || cost+store.FilterCost(e.Exact[n].Column.Key())+store.FilterOverhead < store.FilterBudget) {
-			filters = append(filters, e.Exact[n].filter(e.keysOnly))
-			cost += store.FilterCost(e.Exact[n].Column.Key()) + store.FilterOverhead
+		for n < len(e.Exact) {
+			more := e.Exact[n].filters(e.keysOnly, latest)
+			cost += len(more) * (store.FilterCost(e.Exact[n].Column.Key()) + store.FilterOverhead)
+			if n > 0 && cost >= store.FilterBudget {
+				break
+			}
+			filters = append(filters, more...)
 			n++
 		}
 		raw, err := t.ReadRow(ctx, row, store.Interleave(filters...))
@@ -263,7 +291,9 @@ func (e *Evaluation) readExact(ctx context.Context, t *store.Table, row string) 
 			items := raw[exact.Column.Family]
 			i, ok := store.ColumnIndex(items, exact.Column.Key())
 			if !ok {
-				missing = append(missing, exact)
+				if !latest || !exact.unchanged(raw) {
+					missing = append(missing, exact)
+				}
 				continue
 			}
 			e.takeExact(exact, items[i])
