@@ -77,7 +77,11 @@ func TestCleanUpDoesNotDelayCommit(t *testing.T) {
 		faults.On("heartbeat", step(txntest.StepHeartbeat), txntest.DropRequest, 0)
 		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
 		cleanUp := faults.OnStep(txntest.StepRollBackCell, txntest.Hold)
-		owner := commitInBackground(t.Context(), beginSet(t, a, "3", "bob", "joe"))
+		tx := beginSet(t, a, "3", "bob", "joe")
+		for _, row := range []string{"bob", "joe"} {
+			tx.Table("a").Set(row, "f", "r", []byte("3"))
+		}
+		owner := commitInBackground(t.Context(), tx)
 		<-slow.Fired()
 		advance(12 * time.Second)
 		wantValue(t, takeSnapshot(t, env.Client), "bob", "") // rolls the transaction back
@@ -88,6 +92,9 @@ func TestCleanUpDoesNotDelayCommit(t *testing.T) {
 		<-cleanUp.Fired()
 		cleanUp.Release()
 		synctest.Wait()
+		if n := faults.Count()[txntest.StepRollBackCell]; n != 2 {
+			t.Errorf("%d requests remove the other three locks, want one for each row", n)
+		}
 		wantNoLocks(t, env.Client)
 	})
 }

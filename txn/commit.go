@@ -379,21 +379,24 @@ func (c *commit) abort(ctx context.Context) {
 }
 
 // cleanUp removes the locks of a transaction that was rolled back after its commit had been
-// sent. From then on the owner may remove locks only by conditional mutations (hazard 16). If
-// cleanUp fails, the next reader removes the locks.
+// sent. From then on the owner may remove locks only by conditional mutations (hazard 16), one for
+// each row: a lock at start_ts is one of this transaction, in whichever column. If cleanUp fails,
+// the next reader removes the locks.
 func (c *commit) cleanUp(ctx context.Context) {
 	c.client.resolver.Journal.Withdraw(c.entries)
 	var g errgroup.Group
 	g.SetLimit(c.client.resolver.Store.Config.Parallelism)
 	for _, row := range c.rows {
+		m, some := bigtable.NewMutation(), false
 		for _, w := range row.Writes {
-			if w.Cell == c.primary {
-				continue
-			}
-			g.Go(func() error {
-				m := bigtable.NewMutation()
+			if w.Cell != c.primary {
 				store.RemoveLockAndData(m, w.Cell.Column(), c.startTS)
-				_, err := row.Table.CheckAndMutate(ctx, row.Row, store.LockAt(w.Cell.Column(), c.startTS), m, nil)
+				some = true
+			}
+		}
+		if some {
+			g.Go(func() error {
+				_, err := row.Table.CheckAndMutate(ctx, row.Row, store.AnyLockAt(c.startTS), m, nil)
 				return err
 			})
 		}

@@ -147,6 +147,11 @@ func FilterCost(qualifier string) int { return 2*len(qualifier) + 40 }
 // FilterOverhead is an upper bound of the encoded size of a timestamp range, in bytes.
 const FilterOverhead = 40
 
+// AnyLockAt matches the locks of the transaction that started at startTS, in a predicate.
+func AnyLockAt(startTS tso.Timestamp) bigtable.Filter {
+	return Chain(WholeFamily(format.LockFamily), At(startTS))
+}
+
 // LockAt is the predicate of a commit, a heartbeat and a roll-back: the column has the lock
 // of the transaction that started at startTS.
 func LockAt(c format.Column, startTS tso.Timestamp) bigtable.Filter {
