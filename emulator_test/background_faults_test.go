@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
@@ -19,6 +20,7 @@ import (
 // and the tables were swept, nothing pending is left, and what was overwritten is collected without
 // reading every row.
 func TestBackgroundRequestFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	one := []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay}
 	bulk := append(one[:len(one):len(one)], txntest.Partial)
@@ -31,7 +33,7 @@ func TestBackgroundRequestFaults(t *testing.T) {
 		{txntest.StepChanged, bulk}, {txntest.StepToken, one}, {txntest.StepSafePoint, one},
 	} {
 		for _, action := range of.actions {
-			if n++; testing.Short() && n%3 != 0 {
+			if n++; long.Reduced() && n%3 != 0 {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%v", of.step, action), func(t *testing.T) {

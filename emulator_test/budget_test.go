@@ -10,6 +10,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -42,6 +43,7 @@ func budgetEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntes
 
 // TestRoundTrips counts the requests of each operation exactly.
 func TestRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	write := func(tables []string, rows, columns int) func(context.Context, *txn.Client) error {
 		return func(ctx context.Context, c *txn.Client) error {
 			_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
@@ -217,6 +219,7 @@ func TestRoundTripsOfRecovery(t *testing.T) {
 // takes 10 ms, so the latency of a write transaction shows its number of sequential
 // requests. It does not depend on the number of rows, and journal entries add none.
 func TestSequentialRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, tt := range []struct {
 		rows     int
 		observed bool

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
@@ -18,6 +19,7 @@ import (
 // each in turn. The operation returns at once, with the context's error. It has changed nothing,
 // unless it reports an unknown outcome.
 func TestOperationsCancelledAtEveryRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, op := range append(operations(), packageOperations()...) {
 		t.Run(op.name, func(t *testing.T) {
 			t.Parallel()

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -216,6 +217,7 @@ func newAcknowledged(t *testing.T, opts ...txntest.Option) *txntest.Env {
 // could take a change for handled, or a table for one without work. If the failure passes, the
 // function reports it, or does what it does without the failure.
 func TestChangesRefusedAtEveryRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for name, call := range changesOperations() {
 		t.Run(name, func(t *testing.T) {
 			run := func(t *testing.T, env *txntest.Env, k int64, code codes.Code) (r ran) {

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/internal/combination"
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
 
 var (
@@ -18,10 +19,11 @@ var (
 // that clients see with a model: go test ./emulator_test -run TestCombinations -combinations 2000 -v.
 // Package combination draws the features, and computes how many histories cover all pairs and triples.
 func TestCombinations(t *testing.T) {
+	long.NotUnderRace(t, "such histories are those of TestSimulation and TestMetamorphic")
 	t.Parallel()
 	seed, n := *combinationSeed, *combinations
 	switch {
-	case n == 0 && testing.Short():
+	case n == 0 && long.Reduced():
 		seed, n = 1, 8
 	case n == 0:
 		seed, n = 1, 40

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -154,6 +155,7 @@ func TestPausesBetweenRuns(t *testing.T) {
 
 // A conflict costs no more requests than it takes to find it.
 func TestRequestsOfAConflict(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, tt := range []struct {
 		name string
 		// do lets a transaction of c conflict with one of other on row hot. held holds the other

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -36,7 +37,7 @@ func newCounter(t *testing.T, c *txn.Client, cfg notify.Config) *notify.Worker {
 func TestCounter(t *testing.T) {
 	const adders, adds, keys = 6, 15, 3
 	folds, seeds := 0, uint64(6)
-	if testing.Short() {
+	if long.Reduced() {
 		seeds = 2
 	}
 	for seed := range seeds {

@@ -10,6 +10,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -18,7 +19,7 @@ import (
 // shortStride is the distance between crash points. With -short it is 3, which still
 // comes to crash points of every kind.
 func shortStride() int {
-	if testing.Short() {
+	if long.Reduced() {
 		return 3
 	}
 	return 1
@@ -160,6 +161,7 @@ func adoptionCrashes(t *testing.T, prepare func(*testing.T, *txntest.Env), f fun
 // do not notice. A second adoption completes the first, and an undo leaves nothing of
 // it.
 func TestCrashOfAdoption(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	adoptionCrashes(t, nil, func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {
 		plan, err := admin.PlanAdoption(ctx, adminClient, bt, adoptA(env))
@@ -172,6 +174,7 @@ func TestCrashOfAdoption(t *testing.T) {
 
 // TestCrashOfUndo kills an undo before and after every request.
 func TestCrashOfUndo(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	adoptionCrashes(t, func(t *testing.T, env *txntest.Env) { mustAdopt(t, env, adoptA(env)) },
 		func(ctx context.Context, env *txntest.Env, adminClient *bigtable.AdminClient, bt *bigtable.Client) error {

@@ -12,6 +12,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -62,6 +63,7 @@ func observing(t *testing.T, c *txn.Client, of txn.Column, cfg notify.Config) *n
 // run. Other workers take over. In the end the change was observed, with one committed
 // effect in both tables.
 func TestCrashOfObserver(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	in := txn.Column{Family: "f", Qualifier: "in"}
 	for _, tc := range []struct {
 		name    string

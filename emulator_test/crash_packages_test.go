@@ -15,6 +15,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -155,6 +156,7 @@ func (w *packageWorld) verify(names ...string) {
 // the packages for applications, on tables that allow bulk prewrites. Then other processes see all
 // of an operation or nothing of it, can complete it, and the indexes agree with their tables.
 func TestCrashMatrixOfPackages(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	for _, op := range packageCrashes {
 		t.Run(op.name, func(t *testing.T) {

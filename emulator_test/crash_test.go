@@ -14,6 +14,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -277,6 +278,7 @@ func mustWriteOld(t *testing.T, c *txn.Client, cells []txn.Cell) {
 // is visible or nothing of it, as its commit point says, and no lock is left to wait
 // for.
 func TestCrashMatrix(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	points := 0
 	type kind struct {
@@ -285,7 +287,7 @@ func TestCrashMatrix(t *testing.T) {
 		bulk      bool // the tables allow bulk prewrites
 	}
 	kinds := []kind{{2, true, false}, {20, true, true}, {20, false, true}, {1, false, false}, {2, false, false}, {5, false, false}, {5, true, false}, {20, false, false}, {40, false, false}, {40, false, true}}
-	if testing.Short() {
+	if long.Reduced() {
 		kinds = kinds[:2]
 	}
 	for _, k := range kinds {
@@ -370,6 +372,7 @@ func TestCrashMatrix(t *testing.T) {
 // and after every request. The dead client died before its commit point, after it, or
 // before it wrote its primary.
 func TestCrashOfResolver(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	const size = 5
 	for _, tc := range []struct {
 		name  string

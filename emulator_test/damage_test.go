@@ -17,6 +17,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -126,6 +127,7 @@ var varying = regexp.MustCompile(`[0-9]{4,}|[0-9a-f]{16,}`)
 // reports the damage, or it does what it does without it. testdata/damage.txt lists the operations
 // that report it, and what else differs.
 func TestDamagedRecords(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	all := damagedOperations()
 	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
 		order := func(name string) string { // what changes something comes last

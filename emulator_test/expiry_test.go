@@ -13,6 +13,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -504,6 +505,7 @@ func (m *expiryModel) show(cell txn.Cell, ts tso.Timestamp) (value string, near 
 // before, snapshots that are held, reads of the latest state, and collections. In the end,
 // garbage collection has removed whatever expired.
 func TestExpiryModel(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	t.Parallel()
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -25,6 +26,7 @@ import (
 // healed and every lock is resolved, both accounts of the transfer have their new
 // balance or both have their old one. The outcome that the client reported says which.
 func TestRequestFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	steps := []struct {
 		step  txntest.Step
@@ -47,7 +49,7 @@ func TestRequestFaults(t *testing.T) {
 	for _, s := range steps {
 		for _, action := range actions {
 			for _, timeout := range []time.Duration{0, 100 * time.Millisecond} {
-				if variant++; testing.Short() && variant%5 != 0 { // every fifth still comes to each step, action and timeout
+				if variant++; long.Reduced() && variant%5 != 0 { // every fifth still comes to each step, action and timeout
 					continue
 				}
 				if timeout == 0 && (action == txntest.Hold || action == txntest.HoldResponse) {

@@ -11,6 +11,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -46,6 +47,7 @@ func manyQualifiers(t *testing.T, env *txntest.Env, n int) {
 // than 16 columns before them are deleted. Each further request returns four times as many
 // columns more.
 func TestFirstCellsRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, tt := range []struct {
 		cells, deleted, requests int
 		want                     string

@@ -9,6 +9,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -35,6 +36,7 @@ func getForUpdate(t *testing.T, tx *txn.Txn) string {
 // TestForUpdateRoundTrips: with the option, a transaction that reads a cell and writes its row
 // waits for four round trips instead of five. It sends the same requests.
 func TestForUpdateRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, c := range []struct {
 		name string
 		opts []txn.TxnOption

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -302,6 +303,7 @@ func TestGCOfChangesIsInterrupted(t *testing.T) {
 // What clients note costs few requests: about one for 8,192 rows, and none while no collector
 // reads them.
 func TestNotesAreFew(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")

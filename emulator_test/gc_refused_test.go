@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -22,6 +23,7 @@ import (
 // it removes nothing. The next one completes the work. An error that is ignored is worst before
 // the removals: a lock that was not resolved, or a safe point that was not published.
 func TestCollectionRefusedAtEveryRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	run := func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
 		return gc.Run(ctx, c, gc.Config{Retention: retention})
@@ -138,6 +140,7 @@ func refusedAt(t *testing.T, k int, resumed bool, call func(context.Context, *tx
 // TestCollectionOfChangesRefusedAtEveryRequest refuses one request of a collection of changes, each
 // in turn. Either the collection reports it, or it collects what it does without the refusal.
 func TestCollectionOfChangesRefusedAtEveryRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	run := func(k int64) (total gc.Counts, err error, fired bool) {
 		synctest.Test(t, func(t *testing.T) {
 			env := changesEnv(t)

@@ -17,6 +17,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -118,7 +119,7 @@ func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left 
 // below it fail, and no garbage is left.
 func TestCollectionsKeepHistory(t *testing.T) {
 	seeds := 10
-	if testing.Short() {
+	if long.Reduced() {
 		seeds = 2
 	}
 	for seed := range seeds {
@@ -291,6 +292,7 @@ var afterCollector = []struct {
 // TestCollectionKilledAtEveryRequest kills a collector before and after each of its
 // requests. Another collection follows, and the result is the same.
 func TestCollectionKilledAtEveryRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	for _, after := range afterCollector {
 		t.Run(after.name, func(t *testing.T) { collectorsKilled(t, after.run) })
@@ -300,7 +302,7 @@ func TestCollectionKilledAtEveryRequest(t *testing.T) {
 func collectorsKilled(t *testing.T, goOn func(*testing.T, *txntest.Env) *gc.Report) {
 	// To die after a request was applied is mostly the same as to die before the next one.
 	crashes, resumed, stride := 0, 0, 2
-	if testing.Short() {
+	if long.Reduced() {
 		stride = 4 // a run removes garbage with about ten requests
 	}
 	for i, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse} {
@@ -385,6 +387,8 @@ func collectKilledAt(t *testing.T, action txntest.Action, k int, goOn func(*test
 // time. The sum is right in every snapshot at or above the safe point. A snapshot reads
 // the same before and after a collection, and a held one until it is released.
 func TestCollectionUnderLoad(t *testing.T) {
+	long.Test(t, "hours of virtual time")
+	long.NotUnderRace(t, "hours of virtual time")
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)

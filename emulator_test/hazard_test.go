@@ -3,8 +3,14 @@ package emulator_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
+
+// hours matches the scripts that take hours of virtual time.
+var hours = regexp.MustCompile(`17b|35|37`)
 
 // TestHazards runs the interleavings of testdata/hazards, one file for each hazard in
 // docs/protocol.md. Each file says at its top which protection it tests, and what its
@@ -17,6 +23,9 @@ func TestHazards(t *testing.T) {
 	}
 	for _, f := range files {
 		t.Run(f.Name(), func(t *testing.T) {
+			if hours.MatchString(f.Name()) {
+				long.NotUnderRace(t, "hours of virtual time")
+			}
 			runScript(t, filepath.Join("testdata/hazards", f.Name()))
 		})
 	}

@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -225,6 +226,7 @@ func TestOneHotCell(t *testing.T) {
 // TestOneHotCellOfManyClients has 32 clients change one cell. Those that come too late pause, so each commit costs
 // few requests, and the next one begins soon.
 func TestOneHotCellOfManyClients(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		const clients, workers, lasts = 32, 2, 4 * time.Second
 		env := txntest.New(t, txntest.WithoutTransport())

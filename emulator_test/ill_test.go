@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
@@ -21,6 +22,7 @@ import (
 // bystanders took seconds. Those that touch a tablet wait for it, and do not fail. Few requests go there:
 // when the clients find out, and two or three a second from each client after that.
 func TestBystandersOfTabletsThatAreAway(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	const (
 		clients = 10
 		pause   = 100 * time.Millisecond // between the transactions of a client

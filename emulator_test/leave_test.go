@@ -11,6 +11,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -223,6 +224,7 @@ func TestJournalOfPlainTable(t *testing.T) {
 
 // An operator dies at any request, and leaves again. Nothing is lost, and nothing comes back.
 func TestCrashOfLeave(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	crashes := 0
 	for k, more := 1, true; more; k += 2 * shortStride() {

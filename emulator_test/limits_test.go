@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -106,6 +107,7 @@ func setColumns(t *testing.T, c *txn.Client, row string, cols []txn.Column) {
 // columns and length of names. Before the fix, marker-if-nothing-there was larger for a
 // single long name.
 func TestFilterSizes(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, long := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			seen := newSizes(t)
@@ -136,6 +138,7 @@ func TestFilterSizes(t *testing.T) {
 // marker-if-nothing-there, roll forward and back, heartbeat, and the second read of
 // exact versions.
 func TestFilterSizesOfRecovery(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, cols := range [][]txn.Column{columnNames(400, false), columnNames(30, true)} {
 		synctest.Test(t, func(t *testing.T) {
 			seen := newSizes(t)

@@ -12,6 +12,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -405,6 +406,7 @@ func TestCloseWaitsForTheFirstToken(t *testing.T) {
 // A client removes the tokens of clients that died long ago, all of them, and its own when it
 // closes.
 func TestTokensAreRemoved(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())

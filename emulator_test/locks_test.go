@@ -15,6 +15,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -114,6 +115,7 @@ func TestHostileLocks(t *testing.T) {
 // that takes days does not count as such, even for a reader at a timestamp from its beginning.
 // Before the fix, the first lock blocked its cell for centuries.
 func TestEndlessLocks(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for name, use := range map[string]func(context.Context, *txn.Client) error{
 		"read": func(ctx context.Context, c *txn.Client) error {
 			s, err := c.Snapshot(ctx)

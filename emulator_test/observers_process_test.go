@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -56,6 +57,7 @@ func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop 
 // It kills a process with SIGKILL when it reaches a chosen step, and starts another.
 // Each document is parsed and indexed once, and counted.
 func TestKilledWorkers(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	const workers, batch = 3, 5
 	seed := workloadSeed(t)
 	rnd := rand.New(rand.NewPCG(seed, 0))

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -202,6 +203,7 @@ func onData(c txntest.Call) bool {
 // request is sent and after it was applied. Another worker takes over. Each change has
 // exactly one effect.
 func TestWorkerDiesAtEachRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	documents := []string{"a"}
 	for _, action := range []txntest.Action{txntest.Crash, txntest.HoldResponse} {
@@ -257,6 +259,7 @@ func TestWorkerDiesAtEachRequest(t *testing.T) {
 // after its commit point, the observers of all its cells run, including secondaries and
 // weak notifications. If it died before, none run.
 func TestWriterDiesAtEachRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	documents := []string{"a", "b", "c"}
 	committed, died := 0, 0
 	for _, action := range []txntest.Action{txntest.Crash, txntest.HoldResponse} {
@@ -338,6 +341,7 @@ func deleteCell(ctx context.Context, c *txn.Client, table, row, family, qualifie
 // worker sends. Delayed ones arrive after all observers have run. Each change has
 // exactly one effect, and no notification is left.
 func TestObserverRequestFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	documents := []string{"a", "b", "c", "d"}
 	steps := []txntest.Step{
@@ -371,6 +375,7 @@ func TestObserverRequestFaults(t *testing.T) {
 // TestFailureRequestFaults does the same with the stored failures: the document fails
 // until it is a dead letter, and is then replayed.
 func TestFailureRequestFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, step := range []txntest.Step{txntest.StepFailure, txntest.StepDeadLetter} {
 		for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay} {
 			t.Run(fmt.Sprintf("%s/%v", step, action), func(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -268,13 +269,14 @@ func operations() []operation {
 // which is atomic by row). If the failure passes, the operation tries again, and does
 // the same as without it. Worker tokens and secondaries are not needed: they fail silently.
 func TestOperationsRefusedAtEveryRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, op := range append(operations(), packageOperations()...) {
 		t.Run(op.name, func(t *testing.T) {
 			t.Parallel()
 			undisturbed := requestsOf(t, op)
 			for i, request := range slices.Sorted(maps.Keys(undisturbed.requests)) {
 				failures := []codes.Code{codes.PermissionDenied, codes.Unavailable}
-				if testing.Short() {
+				if long.Reduced() {
 					failures = failures[i%2:][:1]
 				}
 				for _, code := range failures {

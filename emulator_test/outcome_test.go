@@ -13,6 +13,7 @@ import (
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -67,6 +68,7 @@ func writeLater(t *testing.T, env *txntest.Env, n int, encode func([]byte) []byt
 // The outcome of a transaction takes as many cells to read as its primary holds of it, however
 // often the primary was written since. Before the fix a read returned all later versions.
 func TestOutcomeAmongLaterVersions(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, tt := range []struct {
 		name  string
 		write func(*txn.Table)
@@ -147,6 +149,7 @@ func TestOutcomeAmongReorderedRecords(t *testing.T) {
 // A prewrite that fails reads why, and not every version that is newer. It still finds the
 // rollback marker of its own transaction below them.
 func TestConflictAmongLaterVersions(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, rolledBack := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			env := txntest.New(t, txntest.WithoutTransport())

@@ -18,13 +18,17 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
+// tried is how many schedules TestPassSchedules tries, unless they are reduced.
+const tried = 200
+
 var (
-	schedules    = flag.Int("pass-schedules", 200, "how many schedules TestPassSchedules tries")
+	schedules    = flag.Int("pass-schedules", tried, "how many schedules TestPassSchedules tries")
 	scheduleSeed = flag.Uint64("pass-schedule-seed", 0, "seed of the first schedule; 0: random")
 )
 
@@ -224,8 +228,8 @@ func TestPassSchedules(t *testing.T) {
 	}
 	raised, renewed := 0, 0
 	tries := *schedules
-	if testing.Short() {
-		tries = min(tries, 20)
+	if long.Reduced() && tries == tried {
+		tries = 20
 	}
 	for i := range tries {
 		log, raises := trySchedule(t, seed+uint64(i))

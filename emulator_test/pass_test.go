@@ -12,6 +12,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -220,6 +221,7 @@ func TestPassLocks(t *testing.T) {
 // that, and raises become rare as the transaction grows older. Reads follow each other, so each
 // run has the same requests.
 func TestPassLargeCommit(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
@@ -267,6 +269,7 @@ func holdPrewrite(t *testing.T, env *txntest.Env, away time.Duration) (*txn.Clie
 // few requests of the owner. A distant owner also extends its lock, which readers change between
 // its read and its write.
 func TestPassStream(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for name, tt := range map[string]struct{ between, owner, prewrites, longest time.Duration }{
 		"young": {100 * time.Microsecond, 2 * time.Millisecond, 50 * time.Millisecond, 40 * time.Millisecond},
 		"near":  {time.Millisecond, 2 * time.Millisecond, 2 * time.Second, 40 * time.Millisecond},

@@ -11,6 +11,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -95,6 +96,7 @@ func apply(t *testing.T, c *txn.Client, r admin.Repair, want bool) {
 
 // Each kind of damage is repaired, and the consistency check at the end finds nothing.
 func TestRepair(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
@@ -391,6 +393,7 @@ func TestRepairAboveOfLiveClient(t *testing.T) {
 
 // A marker stays as long as its transaction has a lock.
 func TestRepairKeepsMarkerInUse(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")

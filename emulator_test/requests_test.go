@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -23,6 +24,7 @@ import (
 // returned, and what the client's Stats count. testdata/requests.txt lists them. A mistake in what a
 // client remembers, asks twice or counts changes no result, and shows here.
 func TestRequestsOfOperations(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	all := damagedOperations()
 	delete(all, "write collection") // its reads of the safe point come at any time
 	var out strings.Builder

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -23,8 +24,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
+// simulated is how many histories TestSimulation makes, unless they are reduced.
+const simulated = 100
+
 var (
-	simulations    = flag.Int("simulations", 100, "how many histories TestSimulation makes")
+	simulations    = flag.Int("simulations", simulated, "how many histories TestSimulation makes")
 	simulationSeed = flag.Uint64("simulation-seed", 0, "seed of the first of them; 0: by chance")
 )
 
@@ -283,8 +287,8 @@ func TestSimulation(t *testing.T) {
 	loads := tested()
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // otherwise Go's garbage collector takes a third of the time
 	histories := int64(*simulations)
-	if testing.Short() {
-		histories = min(histories, 30)
+	if long.Reduced() && histories == simulated {
+		histories = 30
 	}
 	began := time.Now()
 	var next, committed atomic.Int64

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -69,6 +70,7 @@ func (s *slowStream) RecvMsg(m any) error {
 // slow that a page was not full by the request's deadline lost what it had read, and
 // failed, at every try.
 func TestSlowScan(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	t.Parallel()
 	const rows, pageRows = 300, 256
 	always := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
@@ -250,6 +252,8 @@ func (s *hourStream) RecvMsg(m any) error {
 // more than these rows if Bigtable says where tablets end. Before the fix, a request that reached its deadline without a row
 // started over, so none of these scans ended.
 func TestScansThatFindNothing(t *testing.T) {
+	long.Test(t, "scans of many tablets")
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	t.Parallel()
 	rare := txn.Columns(txn.Column{Family: "f", Qualifier: "rare"})
 	users := bigtable.PrefixRange("user:")

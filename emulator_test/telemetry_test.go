@@ -13,12 +13,14 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
 // TestTelemetryOfOperations: testdata/telemetry.txt lists what every operation of a new client adds to
 // its metrics, and what it logs: nothing, as long as no request fails. Of a histogram, that is the number of values.
 func TestTelemetryOfOperations(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	var out strings.Builder
 	for _, op := range append(operations(), packageOperations()...) {
 		if op.ahead || op.token || strings.HasPrefix(op.name, "scan, owner") {

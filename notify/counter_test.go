@@ -9,6 +9,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -18,6 +19,7 @@ import (
 )
 
 func TestCounterReads(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		c := notify.Counter{Table: "docs", Family: "d", Qualifier: "n"}
 		w := newWorker(t, env.Client, notify.Config{})

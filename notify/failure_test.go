@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -23,6 +24,7 @@ func observeBroken(context.Context, *txn.Txn, txn.Cell) error { return errBroken
 // TestBackoffAcrossWorkers: four workers share one failing change. Together they run it as
 // often as one worker would, because the pause and the number of attempts are stored.
 func TestBackoffAcrossWorkers(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		const attempts = 6
 		register(t, env.Client, input, "o", false)

@@ -40,7 +40,7 @@ func virtual(t *testing.T, f func(t *testing.T, env *txntest.Env), opts ...txnte
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		// Rarely renewed tokens make long waits cheap.
-		env := txntest.New(t, append(opts, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))...)
+		env := txntest.New(t, append(opts, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))...)
 		env.CreateTable("docs", "d")
 		env.CreateTable("effects", "e")
 		f(t, env)

@@ -17,6 +17,7 @@ import (
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -76,6 +77,7 @@ func TestWithdrawnBeforeStored(t *testing.T) {
 // TestCommitsShareEntryRequests: commits of one client share requests with entries, however long
 // they follow each other without a pause.
 func TestCommitsShareEntryRequests(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, middle, "o", false)
 		faults := txntest.NewFaults(t)
@@ -100,6 +102,7 @@ func TestCommitsShareEntryRequests(t *testing.T) {
 // TestContinuedBulkLoad: a load is continued after a long time, below the safe point or not. A scan
 // of the journal in the middle of it takes away nothing that is needed.
 func TestContinuedBulkLoad(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	t.Run("below the safe point", func(t *testing.T) { continuedBulkLoad(t, true, 5*time.Minute) })
 	t.Run("nothing was collected", func(t *testing.T) { continuedBulkLoad(t, false, 3*time.Hour) })
 }
@@ -160,6 +163,7 @@ func drain(t *testing.T, env *txntest.Env) {
 // entry. Once a worker has seen for an hour that nothing comes, it removes the entry. Nobody has to
 // collect garbage for that.
 func TestEntryOfDeadTransaction(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		faults := txntest.NewFaults(t)
@@ -178,6 +182,7 @@ func TestEntryOfDeadTransaction(t *testing.T) {
 
 // TestEntryOfLostNotification: the same for a notification that was never written.
 func TestEntryOfLostNotification(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		faults := txntest.NewFaults(t)
@@ -211,6 +216,7 @@ func wantRows(t *testing.T, env *txntest.Env, want int) {
 // TestEntryOfSlowCommit: a commit whose prewrite takes so long that a worker has removed its entry
 // writes the entry once more.
 func TestEntryOfSlowCommit(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))

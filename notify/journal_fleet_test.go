@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -17,6 +18,7 @@ import (
 // dead ones are stale. While all are idle, they count each other once for each read of the journal, and
 // each looks at one other worker about once a minute.
 func TestJournalAfterMassDeath(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	const workers, ttl, minutes = 20, 10 * time.Second, 4
 	const stale = ttl + 30*time.Second // an idle client renews its token every 30 seconds
 	virtual(t, func(t *testing.T, env *txntest.Env) {

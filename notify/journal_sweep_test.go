@@ -13,6 +13,7 @@ import (
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -59,6 +60,7 @@ func putToken(t *testing.T, env *txntest.Env, owner string, journal bool, observ
 // TestJournalPartWithoutWorker: while workers always find something, each reads its part of the
 // journal. Entries in a part that nobody reads are found nevertheless.
 func TestJournalPartWithoutWorker(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		putToken(t, env, "0", true, "o")
@@ -106,6 +108,7 @@ func TestOldClientLeft(t *testing.T) {
 // TestSweepPassesUnreadablePiece: the daily sweep continues after a piece that cannot be read, and
 // does not count as complete.
 func TestSweepPassesUnreadablePiece(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		for _, row := range []string{"a", "m", "z"} {
@@ -212,6 +215,7 @@ func TestFirstSweepAfterOldSchemas(t *testing.T) {
 // TestSlowPieceCounts: a piece that takes longer than the lease is read by several workers, and the
 // sweep continues after it.
 func TestSlowPieceCounts(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		for _, row := range []string{"a", "z"} {
 			notifyWithoutEntry(t, env, row)

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -256,6 +257,7 @@ func TestOldClients(t *testing.T) {
 // TestDailySweep: a notification without an entry is found within a day, also if workers start again
 // and again.
 func TestDailySweep(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		_, stop := startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -35,6 +36,7 @@ func loadRow(_ context.Context, tx *txn.Txn, i int) error {
 }
 
 func TestLoad(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		var progress []int
@@ -167,6 +169,7 @@ func TestSlowObserverLeavesRoom(t *testing.T) {
 // cells again, and takes none of them twice. A cell that had waited long in the worker's queue was
 // taken again if it was done just before the journal offered what it had read.
 func TestBacklogIsTakenOnce(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {

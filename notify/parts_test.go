@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -30,6 +31,7 @@ import (
 // TestFleet: a fleet are the living workers with a common observer. After a client of an old release, it
 // is old for an hour.
 func TestFleet(t *testing.T) {
+	long.NotUnderRace(t, "its processes are built without the detector")
 	synctest.Test(t, func(t *testing.T) {
 		worker := func(owner string, state admin.OwnerState, age time.Duration, observers ...string) admin.Worker {
 			return admin.Worker{Owner: owner, OwnerStatus: admin.OwnerStatus{State: state}, SchemaMaxAge: age, Observers: observers}
@@ -109,7 +111,7 @@ func TestConclusions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w := &Worker{cfg: cfg}
+			w := &Worker{cfg: cfg, log: slog.New(slog.DiscardHandler)}
 			if w.telemetry, err = newTelemetry(nil, nil); err != nil {
 				t.Fatal(err)
 			}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -174,6 +175,7 @@ func TestPreviousOfOneCollectedChange(t *testing.T) {
 // TestPreviousOfUnseenDelete: garbage collection keeps a delete that an observer has not seen, until
 // the observer has seen it. So Previous fails, and does not say that the value was absent.
 func TestPreviousOfUnseenDelete(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for _, what := range []string{"parked", "dropped", "replayed", "not registered"} {
 		virtual(t, func(t *testing.T, env *txntest.Env) {
 			register(t, env.Client, input, "o", false)
@@ -252,6 +254,7 @@ func TestPreviousOfUnseenDelete(t *testing.T) {
 // TestPreviousExpired: a value that has expired meanwhile counts as absent, whether garbage
 // collection has removed it or not.
 func TestPreviousExpired(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for _, collected := range []bool{false, true} {
 		virtual(t, func(t *testing.T, env *txntest.Env) {
 			if err := admin.SetExpiry(t.Context(), env.Client, input.table, input.Family, time.Hour); err != nil {

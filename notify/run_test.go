@@ -16,6 +16,7 @@ import (
 	"cloud.google.com/go/bigtable"
 	"go.uber.org/goleak"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -565,6 +566,7 @@ func TestFinderErrors(t *testing.T) {
 // TestStoreDown: while Bigtable does not answer, the worker counts no failures of a change.
 // Soon after that its observer runs.
 func TestStoreDown(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		var down atomic.Bool

@@ -14,6 +14,7 @@ import (
 
 	btpb "cloud.google.com/go/bigtable/apiv2/bigtablepb"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -166,6 +167,7 @@ func scans(calls []txntest.Call) int {
 // and idle workers together sweep about once in MaxInterval, each piece with two requests. When
 // all but one worker stop, the last one does not keep its small share.
 func TestScanCost(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	const minutes = 20
 	count := map[int]int{}
 	for _, workers := range []int{1, 8} {
@@ -209,6 +211,7 @@ func TestScanCost(t *testing.T) {
 // TestLargeTableIsSwept: workers that start together read a large table about once, and then not
 // more at a time than one worker.
 func TestLargeTableIsSwept(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		const workers, size = 8, 40e9
 		cluster := model.New(model.Config{Nodes: 20, Tables: map[string]model.Table{"docs": {Bytes: size, Splits: model.HexSplits("", 100)}}})
@@ -264,6 +267,7 @@ func TestScanSpeedsUp(t *testing.T) {
 // TestForeignObserver: notifications of an observer that no worker runs cost this worker a
 // check from time to time, not one in every sweep.
 func TestForeignObserver(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		register(t, env.Client, input, "elsewhere", false)
@@ -387,6 +391,7 @@ func TestSweepsBesideUnansweredTable(t *testing.T) {
 // sweeps were too rare. Fixed by counting only workers with an observer in common
 // (countWorkers, scanner.go).
 func TestSweepsBesideOtherTables(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		for range 20 {
 			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})

@@ -17,6 +17,7 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -24,8 +25,11 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
+// simulated is how many histories TestSimulation makes, unless they are reduced.
+const simulated = 24
+
 var (
-	simulations    = flag.Int("simulations", 24, "how many histories TestSimulation makes")
+	simulations    = flag.Int("simulations", simulated, "how many histories TestSimulation makes")
 	simulationSeed = flag.Uint64("simulation-seed", 0, "seed of the first of them; 0: by chance")
 )
 
@@ -443,8 +447,8 @@ func TestSimulation(t *testing.T) {
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // otherwise Go's garbage collector takes a third of the time
 	histories := int64(*simulations)
-	if testing.Short() {
-		histories = min(histories, 6)
+	if long.Reduced() && histories == simulated {
+		histories = 6
 	}
 	began := time.Now()
 	var next, made atomic.Int64

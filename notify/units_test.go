@@ -30,7 +30,7 @@ import (
 func inTable(t *testing.T, f func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults), opts ...txntest.Option) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, append(opts, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: -1}))...)
+		env := txntest.New(t, append(opts, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))...)
 		env.CreateTable("t", "f")
 		faults := txntest.NewFaults(t)
 		f(t, env, env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...), faults)

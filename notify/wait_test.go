@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -312,6 +313,7 @@ func TestWaitBesideHotRow(t *testing.T) {
 // once. When Wait returns, each chain that began before the call is complete at the
 // timestamp that it returns.
 func TestWaitNeverEarly(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("zdocs", "d")
 		far := columnOf("zdocs", "d", "in")

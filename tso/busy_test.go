@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
@@ -48,6 +49,7 @@ func busyRow(seed uint64, mutation time.Duration) tsotest.Hook {
 // hardly more than one request a batch. Before the fix, each batch of a busy process cost two
 // requests, and oracle time fell behind by a second a second.
 func TestBusyProcesses(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, tt := range []struct {
 		processes int
 		mutation  time.Duration // that the row takes

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
@@ -133,6 +134,7 @@ var failures = []struct {
 // failure. If only the answer was lost, an operation that can find out does, and reports the truth. A
 // caller who leaves gets the error of its context, and costs no further request.
 func TestOperationsFailAtEveryRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, op := range operations() {
 		t.Run(op.name, func(t *testing.T) {
 			more := true

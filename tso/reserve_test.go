@@ -17,12 +17,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 )
 
 // TestRoundTrips is the budget of the package documentation.
 func TestRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		h := tsotest.NewHistory(t)
 		a, b := e.Direct(tso.DirectConfig{}), e.Direct(tso.DirectConfig{})

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
@@ -157,6 +158,8 @@ func TestTableIsOpenedOnce(t *testing.T) {
 // allows in a minute. It waits for one answer a table, not for one a client. The goroutines of a
 // client share one request.
 func TestFleetOpensTables(t *testing.T) {
+	long.Test(t, "a fleet of clients")
+	long.NotUnderRace(t, "hours of virtual time")
 	const clients, tables = 40, 100
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())

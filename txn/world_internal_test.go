@@ -16,6 +16,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/gctime"
@@ -238,6 +239,7 @@ func at(ts tso.Timestamp) string {
 // TestCommitWithFaults: each request of a commit fails in each way. testdata/commit.txt lists what the
 // commit does then.
 func TestCommitWithFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	notify := func(_ context.Context, tx *Txn) error { tx.Table("a").Notify("n", "f", "w"); return nil }
 	cell := Cell{Table: "a", Row: "p", Family: "f", Qualifier: "q"}
 	tokens := Config{TokenTTL: time.Hour}
@@ -450,6 +452,7 @@ func scanning(opts ...ReadOption) func(context.Context, *View) (string, error) {
 // TestReadsWithFaults: each request of a read fails in each way. testdata/reads.txt lists what the read does
 // then.
 func TestReadsWithFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	get := func(ctx context.Context, v *View) (string, error) {
 		value, ok, err := v.Get(ctx, "p", "f", "q")
 		return fmt.Sprintf("%q %t", value, ok), err

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
@@ -22,6 +23,7 @@ import (
 
 // TestFailedTakeoverBacksOff, however many clients ask meanwhile.
 func TestFailedTakeoverBacksOff(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for _, code := range []codes.Code{codes.PermissionDenied, codes.Unavailable} {
 		tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 			var writes atomic.Int32

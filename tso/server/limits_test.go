@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/locktable"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
@@ -67,6 +68,7 @@ func greedy(ctx context.Context, o tsopb.OracleClient) (refused int) {
 // of the clock by seconds only, other clients are served meanwhile, and the clock
 // catches up.
 func TestTimestampsFollowTheClock(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for _, test := range []struct {
 		clients int
 		churn   bool

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -150,7 +151,7 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	// A busy machine may be slow; only one on which nothing happens any more is at fault.
 	const limit, stall = 5 * time.Minute, 30 * time.Second
 	changes := uint64(50)
-	if testing.Short() {
+	if long.Reduced() {
 		changes = 12
 	}
 	lis, err := net.Listen("tcp", "127.0.0.1:0")

@@ -14,6 +14,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
@@ -355,6 +356,7 @@ func TestLateRenewalDoesNotPutTheLimitBack(t *testing.T) {
 // TestFaultAtEveryWrite runs an election, renewals and a handover with one
 // fault at the k-th request to Bigtable, for all k.
 func TestFaultAtEveryWrite(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, fault := range tsotest.Faults {
 		t.Run(fault.Name, func(t *testing.T) {
 			methods := map[string]int{}

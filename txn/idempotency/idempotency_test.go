@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
@@ -146,6 +147,7 @@ func TestManyAtOnce(t *testing.T) {
 // TestCrash: a process dies, or loses its deadline, at any of its requests. A second call with
 // the key gives the same result in every case, and the effect is there once.
 func TestCrash(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	total := 0
 	run := func(t *testing.T, at int, action txntest.Action) {
 		env := newEnv(t)
@@ -249,6 +251,7 @@ func TestResults(t *testing.T) {
 
 // TestRoundTrips: a key costs a read, and a row that is written.
 func TestRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		env := newEnv(t)
 		faults := txntest.NewFaults(t)

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
@@ -16,6 +17,7 @@ import (
 // TestCrash: Create and Drop die at each of their requests, while the index is in use. Another
 // process finishes them.
 func TestCrash(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, call := range []string{"create", "drop"} {
 		t.Run(call, func(t *testing.T) {
 			total := 0
@@ -66,7 +68,7 @@ func TestCrash(t *testing.T) {
 				t.Errorf("only %d requests", total)
 			}
 			stride := 1
-			if testing.Short() {
+			if long.Reduced() {
 				stride = 3
 			}
 			for at := 1; at <= total; at += stride {

@@ -60,7 +60,7 @@ func Example() {
 	}
 	user, ok, err := indexes.At(snapshot).Get(ctx, "users-by-email", "bob@example.com")
 	fmt.Println(user, ok, err)
-	// Output:
+	// This prints (TestExample checks it):
 	// <nil>
 	// the address is taken by bob
 	// bob true <nil>

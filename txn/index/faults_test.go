@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/page"
@@ -52,6 +53,7 @@ func (r *refusal) arm(armed bool) {
 // TestFailuresAtEachRequest: each request of an operation fails once. If Bigtable refuses it, the operation
 // says so, and may be called again. If the failure passes, the operation does the same as without it.
 func TestFailuresAtEachRequest(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	built := []string{"email", "place"}
 	for i, op := range []struct {
 		name string
@@ -190,7 +192,7 @@ func TestFailuresAtEachRequest(t *testing.T) {
 			}
 			for at := 1; at <= all.sent; at++ {
 				for _, code := range []codes.Code{codes.PermissionDenied, codes.Unavailable} {
-					if (op.waits || testing.Short()) && ((at+i)%2 == 0) == (code == codes.Unavailable) {
+					if (op.waits || long.Reduced()) && ((at+i)%2 == 0) == (code == codes.Unavailable) {
 						continue // half of them
 					}
 					r := &refusal{left: at, code: code}

@@ -59,7 +59,7 @@ func keeping(env *txntest.Env, x *index.Indexes, cfg txn.Config, dial ...grpc.Di
 // newEnv makes the tables, and a client with the indexes that are declared.
 func newEnv(t *testing.T) (*txntest.Env, *index.Indexes, *txn.Client) {
 	t.Helper()
-	env := txntest.New(t, txntest.Embedded())
+	env := txntest.New(t, txntest.WithoutTransport())
 	env.CreateTable("users", "f")
 	env.CreateTable("indexes", "e", "other")
 	x := newIndexes(t, declared()...)

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/page"
@@ -266,6 +267,7 @@ func TestOrder(t *testing.T) {
 
 // TestRoundTrips: a unique insert is one transaction of two rows, with two reads at once.
 func TestRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
 		create(t, x, c, "email", "place")

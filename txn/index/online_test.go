@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
@@ -79,7 +80,7 @@ func TestBuildOnline(t *testing.T) {
 		stop := writers(t, env, false)
 		pause(t.Context(), 5*time.Second)
 		rounds := 2
-		if testing.Short() {
+		if long.Reduced() {
 			rounds = 1
 		}
 		for range rounds {

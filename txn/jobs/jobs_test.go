@@ -14,6 +14,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -199,6 +200,7 @@ func TestTwoAtOnce(t *testing.T) {
 // TestCrash: the process dies at each of its requests. Another one continues, and each row is
 // handled once.
 func TestCrash(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	// crash runs the job until its request at, and returns how many requests it sent.
 	crash := func(t *testing.T, env *txntest.Env, at int, action txntest.Action) int {
 		faults := txntest.NewFaults(t)
@@ -313,6 +315,7 @@ func TestEnded(t *testing.T) {
 
 // TestRoundTrips: a transaction of a job reads its position and its rows, and writes both.
 func TestRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		env := newEnv(t, 20)
 		faults := txntest.NewFaults(t)

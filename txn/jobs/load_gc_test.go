@@ -11,6 +11,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 )
@@ -18,6 +19,8 @@ import (
 // TestLoadOfCollections: a garbage collection removes versions and deleted cells as fast as the
 // service takes it without becoming slow for the transactions of other clients.
 func TestLoadOfCollections(t *testing.T) {
+	long.Test(t, "jobs over large tables")
+	long.NotUnderRace(t, "hours of virtual time")
 	const rows, retention = 6000, 10 * time.Minute
 	synctest.Test(t, func(t *testing.T) {
 		cluster, env := newCluster(t, 1, rows)

@@ -14,6 +14,7 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
@@ -113,6 +114,8 @@ func mean(took []time.Duration) (sum time.Duration) {
 // TestLoad: on a model of a cluster, in virtual time, a job takes little longer than the nodes need
 // for its requests, and the transactions of other clients stay fast meanwhile.
 func TestLoad(t *testing.T) {
+	long.Test(t, "jobs over large tables")
+	long.NotUnderRace(t, "hours of virtual time")
 	const rows = 20_000
 	for _, tt := range []struct {
 		nodes       int
@@ -250,6 +253,8 @@ func TestThrottled(t *testing.T) {
 // TestLoadOfOperators: a bulk load, and a table that leaves, go as fast as the service takes them
 // without becoming slow for the transactions of other clients.
 func TestLoadOfOperators(t *testing.T) {
+	long.Test(t, "jobs over large tables")
+	long.NotUnderRace(t, "hours of virtual time")
 	const rows = 10_000
 	operator := func(cluster *model.Cluster, env *txntest.Env) *txn.Client {
 		return env.NewClient(txn.Config{}, cluster.Client("operator")...)

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/row"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
@@ -378,6 +379,7 @@ func TestPutWriteOnly(t *testing.T) {
 
 // TestRoundTrips counts the requests of each operation exactly.
 func TestRoundTrips(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		env := newEnv(t)
 		faults := txntest.NewFaults(t)
@@ -568,6 +570,7 @@ func TestEnded(t *testing.T) {
 // TestCrash: a client dies at the commit of a row with many cells. Other clients see all of it, or
 // nothing.
 func TestCrash(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, tt := range []struct {
 		name   string
 		action txntest.Action

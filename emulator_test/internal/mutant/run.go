@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
 
 // A Verdict is the result for one mutant.
@@ -184,6 +186,7 @@ func (r Runner) test(ctx context.Context, binary string, run Run, limit time.Dur
 	defer cancel()
 	cmd := exec.CommandContext(tctx, binary, "-test.run", run.Tests, "-test.failfast", "-test.count=1", "-test.timeout", (limit + time.Minute).String())
 	cmd.Dir = filepath.Join(r.Root, filepath.FromSlash(run.Package))
+	cmd.Env = append(os.Environ(), long.Variable+"=1")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = 5 * time.Second

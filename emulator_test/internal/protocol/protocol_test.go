@@ -4,11 +4,13 @@ import (
 	"flag"
 	"slices"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
 
 var (
 	states = flag.Int("states", 1_500_000, "how many states of a scenario the tests visit at most")
-	long   = flag.Bool("long", false, "also explore the scenarios that take minutes")
+	whole  = flag.Bool("long", false, "also explore the scenarios that take minutes")
 )
 
 // puts returns writes of values to cells.
@@ -147,18 +149,18 @@ func TestForUpdate(t *testing.T) { explore(t, forUpdate, forUpdateLonger) }
 func TestFollowChanges(t *testing.T) { explore(t, follow, followLonger) }
 
 func explore(t *testing.T, scenarios, longer []Scenario) {
-	if *long {
+	if *whole {
 		scenarios = slices.Concat(scenarios, longer)
 	}
 	for _, sc := range scenarios {
 		t.Run(sc.Name, func(t *testing.T) {
 			limit := *states
-			if testing.Short() {
+			if long.Reduced() && !*whole {
 				limit = 50_000
 			}
 			r := Explore(sc, NoBug, limit)
 			t.Log(r)
-			if r.Violation != "" || !r.Complete && !testing.Short() && !*long {
+			if r.Violation != "" || !r.Complete && !long.Reduced() && !*whole {
 				t.Fail()
 			}
 		})

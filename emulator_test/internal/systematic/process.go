@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"time"
+
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
 
 // A usage is what a process and its descendants have used.
@@ -57,7 +59,7 @@ type outcome struct {
 // run runs a test binary.
 func run(ctx context.Context, binary, dir string, env, args []string, l limit) (o outcome, err error) {
 	cmd := exec.Command(binary, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), long.Variable+"=1"), env...)
 	var out tailBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = 5 * time.Second

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/internal/front"
 	"github.com/percolator-bigtable/percolator/txn/internal/strict"
@@ -22,6 +23,7 @@ func mutants() map[string]func() []front.Front {
 // TestMutants: for each assumption there is a server that breaks it, and exactly its test
 // fails there. With -short no other test runs on that server.
 func TestMutants(t *testing.T) {
+	long.NotUnderRace(t, "it makes the emulator race on purpose")
 	mutants := mutants()
 	for id := range mutants {
 		if !slices.ContainsFunc(conformance.All(), func(a conformance.Assumption) bool { return a.ID == id }) {
@@ -39,8 +41,8 @@ func TestMutants(t *testing.T) {
 			cfg := s.everything()
 			for _, other := range conformance.All() {
 				// Those of rareFaults send much, and find what other tests look for, too.
-				long := other.ID == "removed-cells" || slices.ContainsFunc(rareFaults, func(f rareFault) bool { return f.id == other.ID })
-				if !testing.Short() && !long {
+				slow := other.ID == "removed-cells" || slices.ContainsFunc(rareFaults, func(f rareFault) bool { return f.id == other.ID })
+				if !long.Reduced() && !slow {
 					cfg.Only = append(cfg.Only, other.ID)
 				}
 			}

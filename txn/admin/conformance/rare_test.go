@@ -13,6 +13,7 @@ import (
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/internal/front"
 	"github.com/percolator-bigtable/percolator/txn/internal/strict"
@@ -331,6 +332,7 @@ var seed atomic.Uint64
 // test throws other dice: -count=5 makes five runs. They take a second or two, and a slow machine has
 // ten times as long as the default.
 func TestRareFaults(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	from := seed.Add(1)
 	for _, f := range rareFaults {
 		t.Run(f.name, func(t *testing.T) {

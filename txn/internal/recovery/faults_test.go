@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
@@ -21,6 +22,7 @@ import (
 // TestResolveWithFaults: requests of a caller that resolves an expired lock of row "s" fail. It tries
 // again what may succeed, and says what it could not find out. testdata/faults.txt lists the outcomes.
 func TestResolveWithFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	const short = 1000 * time.Microsecond
 	unavailable, refused := status.Error(codes.Unavailable, ""), status.Error(codes.PermissionDenied, "")
 	kinds := map[string][]error{"unavailable": {unavailable}, "second unavailable": {nil, unavailable}, "refused": {refused}, "second refused": {nil, refused}, "lost": {errApplied}, "second lost": {nil, errApplied}}

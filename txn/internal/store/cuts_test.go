@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn/format"
 )
 
@@ -95,6 +96,7 @@ func TestCut(t *testing.T) {
 
 // TestRequestsOfSets: what a request names of a set, and what is left after it, in both directions.
 func TestRequestsOfSets(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for _, tt := range []struct {
 		set           RowSet
 		reverse       bool

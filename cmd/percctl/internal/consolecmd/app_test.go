@@ -16,6 +16,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/browser"
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
 
 // vendored are the libraries as the packages of npm have them: see app/vendor/README.md.
@@ -190,6 +191,7 @@ func TestPages(t *testing.T) {
 // TestFirstPass: what has not been read yet is not in order. The checks may know more than
 // the first pass, and a card may be newer than the checks.
 func TestFirstPass(t *testing.T) {
+	long.NotUnderRace(t, "TestPages looks at pages, too")
 	p := browser.New(t)
 	for _, f := range []struct {
 		fake        *fake
@@ -254,6 +256,7 @@ const look = `(() => {
 
 // TestKeys: pages, the snapshot's line and the colours can be used with a keyboard alone.
 func TestKeys(t *testing.T) {
+	long.NotUnderRace(t, "TestPages looks at pages, too")
 	p := browser.New(t)
 	url, _ := serve(t, &fake{tables: 2, transactions: 2, locks: 2}, Config{})
 	p.Show(t, 1300, 900, false)

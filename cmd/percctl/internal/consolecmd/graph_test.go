@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/browser"
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
 
 // overlaps are the labels of the graph's edges that cover a node or another label, or that
@@ -26,6 +27,7 @@ const overlaps = `(() => {
 // TestEdgeLabels: the edge from a column to its observer says what is pending and for how
 // long, how often the observer runs if metrics tell, what fails, and dead letters.
 func TestEdgeLabels(t *testing.T) {
+	long.NotUnderRace(t, "TestPages looks at pages, too")
 	p := browser.New(t)
 	for _, runs := range []map[string]float64{nil, {"observer": 2.5}} {
 		url, _ := serve(t, &fake{tables: 6, runs: runs}, Config{})

@@ -31,13 +31,13 @@ type historyOptions struct {
 func NewHistoryCmd(s *cli.Streams) *cobra.Command {
 	o := &historyOptions{}
 	cmd := &cobra.Command{
-		Use:   "history TABLE ROW | CELL",
+		Use:   "history TABLE ROW",
 		Short: "Show everything that is stored in a row, as a timeline",
 		Long: `Show all versions that are stored in a row in the order of their timestamps: data,
 locks, write records, markers, notify cells, acknowledgments and failures of
 observers, with what each means. Data from before the table was adopted comes first.
 Failures of observers have no timestamp (0). The command changes nothing and does
-not wait for locks. With CELL, as other commands print it, it shows the cell's row.
+not wait for locks.
 
 With --follow, the command prints what is stored next, and which locks are gone, until
 Ctrl-C. After each --interval it reads the locks and the versions of the last 25 hours
@@ -47,7 +47,12 @@ Exit status 3: the row is empty, without --follow.`,
 		Example: `  percctl history accounts bob
   percctl history accounts user%00/7 -o json --limit 20
   percctl history accounts bob --follow`,
-		Args: o.args,
+		Args: cli.ExactArgs(2, "two, TABLE and ROW", func(args []string) (err error) {
+			if o.row, err = session.ParseRow(args[1]); err != nil {
+				return cli.Usagef("%w", err)
+			}
+			return nil
+		}, cli.Into(&o.table)),
 		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[event](csvHeader))
@@ -67,23 +72,6 @@ Exit status 3: the row is empty, without --follow.`,
 	})
 	cmd.ValidArgsFunction = o.CompleteRows
 	return cmd
-}
-
-// args reads TABLE ROW, or CELL.
-func (o *historyOptions) args(cmd *cobra.Command, args []string) (err error) {
-	if len(args) == 1 && strings.Contains(args[0], "/") {
-		var c txn.Cell
-		if c, err = session.ParseCell(args[0]); err == nil {
-			o.table, o.row = c.Table, c.Row
-		}
-		return err
-	}
-	return cli.ExactArgs(2, "two, TABLE and ROW, or one, CELL", func(args []string) (err error) {
-		if o.row, err = session.ParseRow(args[1]); err != nil {
-			return cli.Usagef("%w", err)
-		}
-		return nil
-	}, cli.Into(&o.table))(cmd, args)
 }
 
 var csvHeader = []string{"ts", "time", "cell", "family", "kind", "start_ts", "commit_ts", "words", "value"}
@@ -162,9 +150,7 @@ func noteReadings(e *Event, v admin.Version, all []admin.Reading) {
 	if v.Kind != admin.VersionPlain && (v.Kind != admin.VersionWrite || v.Write != format.KindPut) {
 		return
 	}
-	i := slices.IndexFunc(all, func(r admin.Reading) bool {
-		return r.Cell == v.Cell && r.Lock == nil && r.CommitTS == v.TS && (r.Shown == admin.ShownPlain) == (v.Kind == admin.VersionPlain)
-	})
+	i := slices.IndexFunc(all, func(r admin.Reading) bool { return r.Cell == v.Cell && r.Lock == nil && r.CommitTS == v.TS && (r.Shown == admin.ShownPlain) == (v.Kind == admin.VersionPlain) })
 	switch {
 	case i >= 0:
 		if next := i + 1; next < len(all) && all[next].Cell == v.Cell && all[next].Shown == admin.ShownExpired {

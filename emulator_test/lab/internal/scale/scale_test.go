@@ -3,11 +3,14 @@ package scale
 import (
 	"regexp"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/internal/long"
 )
 
 // TestScale holds the goals that a small deployment reaches, and says which others it is known to
 // miss.
 func TestScale(t *testing.T) {
+	long.Test(t, "it measures a deployment of 50 clients")
 	held, known := 0, map[string]bool{}
 	for _, r := range Measure(t, Small, regexp.MustCompile("")).Rows {
 		t.Logf("%s: %.3g %s (goal %.3g, met: %v) %s", r.Row, r.Measured, r.Unit, r.Goal, r.Met, r.Note)
