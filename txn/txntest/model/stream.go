@@ -296,6 +296,7 @@ type scan struct {
 	// returned are the bytes of values since the node last worked, which a table without a nominal
 	// size has.
 	returned float64
+	owed     float64 // bytes that the node has not worked for
 }
 
 // A keyRange is from start up to end, without end; "" is the end of the table.
@@ -428,6 +429,12 @@ func (sc *scan) reach(s *stream, key string, end bool) error {
 	}
 	n := c.node(sc.tablet)
 	c.mu.Unlock()
+	// A node does not turn to other work after each row.
+	sc.owed += bytes
+	if key != sc.upTo && sc.owed < c.cfg.Costs.Scan*quantum.Seconds() {
+		return nil
+	}
+	bytes, sc.owed = sc.owed, 0
 	if bytes <= 0 {
 		return nil
 	}

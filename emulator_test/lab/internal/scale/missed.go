@@ -4,7 +4,6 @@ package scale
 // is met: then its line goes.
 var missed = map[string]string{
 	"removed cells: hot cell with 100,000 removed locks":             "each read and each condition of a row passes all locks that were removed since Bigtable last compacted",
-	"more workers: rate of 8 workers":                                "the reason is not known",
 	"busy deployment: reads: p99 beside a pass, of that without":     "a pass has at least one scan under way, and each request to its node waits for a slice of 5 ms of it",
 	"busy deployment: changes: p99 beside a pass, of that without":   "a pass has at least one scan under way, and each request to its node waits for a slice of 5 ms of it",
 	"busy deployment: transfers: p95 beside a pass, of that without": "a pass has at least one scan under way, and each request to its node waits for a slice of 5 ms of it",
