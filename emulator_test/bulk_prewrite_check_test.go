@@ -33,8 +33,8 @@ func TestCheckFindsInterleavedBulkPrewrites(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				env := txntest.New(t, txntest.WithoutCheck())
-				env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
+				env := txntest.New(t, txntest.WithoutCheck(), txntest.WithBulkFrom(2))
+				env.CreateTable("a", "f")
 				faults := txntest.NewFaults(t)
 				c := env.NewClient(txn.Config{}, faults.DialOptions()...)
 				died := faults.OnStep(txntest.StepSecondaries, txntest.Crash)

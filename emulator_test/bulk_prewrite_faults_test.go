@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -225,14 +224,17 @@ func TestBulkPrewriteEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A transaction writes two tables, of which one or both allow bulk prewrites.
+// A transaction writes two tables, one or both of them in bulk.
 func TestBulkPrewriteOfTwoTables(t *testing.T) {
 	for _, both := range []bool{false, true} {
 		t.Run(fmt.Sprint("both=", both), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				env, c, faults := newBulkEnv(t, txn.Config{})
-				env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}, BulkPrewrite: both})
+				env.CreateTable("b", "f")
 				rows := rowNames(4)
+				if !both {
+					txntest.BulkFrom(c, 4) // the primary is in b
+				}
 				write := func(c *txn.Client, value string) *txn.Txn {
 					tx := begin(t, c)
 					for _, table := range []string{"b", "a"} {
@@ -291,7 +293,8 @@ func TestBulkPrewriteOfOneRowInEachTable(t *testing.T) {
 	for _, table := range []string{"a", "b"} {
 		synctest.Test(t, func(t *testing.T) {
 			env, c, faults := newBulkEnv(t, txn.Config{})
-			env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}, BulkPrewrite: true})
+			env.CreateTable("b", "f")
+			txntest.BulkFrom(c, 1)
 			late := beginSet(t, c, "late", "primary", "row")
 			late.Table("b").Set("row", "f", "q", []byte("late"))
 			other := begin(t, env.Client)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
@@ -18,7 +17,7 @@ import (
 func TestDuplicateBulkPrewriteAfterCollectionOfChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
-		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
+		env.CreateTable("a", "f")
 		advance(retention)
 		followChanges(t, env)
 		faults := txntest.NewFaults(t)
@@ -66,11 +65,11 @@ func TestDuplicateBulkPrewriteAfterCollectionOfChanges(t *testing.T) {
 func TestDuplicateBulkPrewriteDuringCollection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
-		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
+		env.CreateTable("a", "f")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{}, faults.DialOptions()...)
 		bulk := faults.On("bulk", isBulkPrewrite, txntest.Echo, 1)
-		mustSet(t, c, "1", "primary", "x", "y")
+		mustSet(t, c, "1", "primary", "x", "y", "z")
 		<-bulk.Fired()
 		mustSet(t, c, "2", "x")
 		advance(3 * retention)
@@ -87,31 +86,9 @@ func TestDuplicateBulkPrewriteDuringCollection(t *testing.T) {
 		env.Check()
 		wantValue(t, takeSnapshot(t, env.Client), "x", "2")
 		wantValue(t, takeSnapshot(t, env.Client), "y", "1")
+		wantValue(t, takeSnapshot(t, env.Client), "z", "1")
 		synctest.Wait()
 		env.Check()
 		wantNoLocks(t, env.Client)
-	})
-}
-
-// The schema record was lost or damaged, and made again as percctl doctor says: delete it, run percctl
-// table init. A lock of a bulk prewrite is left from before.
-func TestDuplicateBulkPrewriteAfterANewSchemaRecord(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		env, c, faults := newBulkEnv(t, txn.Config{})
-		rows := rowNames(4)
-		bulk := faults.On("bulk", isBulkPrewrite, txntest.Echo, 1)
-		mustSet(t, c, "1", rows...)
-		<-bulk.Fired()
-		synctest.Wait()
-		mustSet(t, c, "2", rows[0])
-		advance(3 * time.Hour)
-		runGC(t, env.Client, gc.Config{Retention: time.Hour})
-		bulk.Release()
-		loseSchema(t, env)
-		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}})
-		again := env.NewClient(txn.Config{})
-		for _, row := range rows[1:] {
-			wantValue(t, takeSnapshot(t, again), row, "1")
-		}
 	})
 }

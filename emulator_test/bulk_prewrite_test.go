@@ -4,28 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"cloud.google.com/go/bigtable"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// newBulkEnv makes table a, whose rows may be prewritten in bulk, and a client whose requests the
-// Faults can disturb.
+// newBulkEnv makes table a, whose rows are prewritten in bulk if there are two of them beside the primary's,
+// and a client whose requests the Faults can disturb.
 func newBulkEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntest.Faults) {
 	t.Helper()
-	env := txntest.New(t, txntest.WithoutTransport())
-	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true})
+	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithBulkFrom(2))
+	env.CreateTable("a", "f")
 	faults := txntest.NewFaults(t)
 	cfg.SchemaMaxAge = time.Hour // background requests must not be counted
 	c := env.NewClient(cfg, faults.DialOptions()...)
@@ -65,82 +62,30 @@ func TestBulkPrewriteRequests(t *testing.T) {
 	}
 }
 
-// In a table that has not got the property yet, and for few rows, rows are prewritten one by one.
-func TestBulkPrewriteNotAllowed(t *testing.T) {
+// Without an option, transactions of four rows of a table and more lock rows in bulk. Of fewer rows, it would
+// save no request.
+func TestBulkPrewriteByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env, c, faults := newFaultyClient(t, txn.Config{})
-		prewrites := func(rows ...string) int {
-			t.Helper()
-			before := faults.Count()[txntest.StepPrewrite]
-			mustSet(t, c, "1", rows...)
-			return faults.Count()[txntest.StepPrewrite] - before
-		}
-		if n := prewrites(rowNames(5)...); n != 5 {
-			t.Errorf("%d prewrites before the table had the property, want 5", n)
-		}
-		// The first attempt ends while it waits.
-		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-		defer cancel()
-		if err := bulkprewrite.Allow(ctx, env.Client, "a"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("allowing it for 90 s: %v", err)
-		}
-		begun := time.Now()
-		allowed := inBackground(func() error { return bulkprewrite.Allow(t.Context(), env.Client, "a") })
-		advance(110 * time.Second)
-		if n := prewrites(rowNames(5)...); n != 5 {
-			t.Errorf("%d prewrites while clients wait for it, want 5", n)
-		}
-		if o := <-allowed; o.err != nil || time.Since(begun) < 2*time.Minute {
-			t.Errorf("allowing it took %v: %v", time.Since(begun), o.err)
-		}
-		advance(time.Minute)
-		if n := prewrites(rowNames(5)...); n != 2 {
-			t.Errorf("%d prewrites after it, want 2", n)
-		}
-		if n := prewrites("x", "y"); n != 2 {
-			t.Errorf("%d prewrites of two rows, want 2", n)
-		}
-		begun = time.Now()
-		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); err != nil || time.Since(begun) > time.Second {
-			t.Errorf("allowing it again took %v: %v", time.Since(begun), err)
-		}
-	})
-}
-
-// A client of an older release is alive: the table does not get the property.
-func TestBulkPrewriteRefusedBesideOldClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		env, _, _ := newFaultyClient(t, txn.Config{})
-		mustSet(t, env.Client, "1", "row") // which writes its token
-		now, err := env.Client.Timestamp(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		token := protowire.AppendVarint([]byte{1 << 3, format.Version, 2 << 3}, uint64(now)+60e6)
-		m := bigtable.NewMutation()
-		m.Set("meta", "token", 0, token)
-		if err := env.Bigtable.Open(format.DefaultMetadataTable).Apply(t.Context(), "worker/old", m); err != nil {
-			t.Fatal(err)
-		}
-		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); !errors.Is(err, txn.ErrFormatVersion) {
-			t.Errorf("beside a client of an older release: %v", err)
-		}
-		env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}, BulkPrewrite: true})
-		if err := bulkprewrite.Allow(t.Context(), env.Client, "b"); err != nil {
-			t.Errorf("in a table that allows them already: %v", err)
-		}
-		advance(2 * time.Minute)
-		if err := bulkprewrite.Allow(t.Context(), env.Client, "a"); err != nil {
-			t.Errorf("after its end: %v", err)
-		}
-		d, err := admin.Describe(t.Context(), env.Client, "a")
-		if err != nil || d.FormatVersion != format.BulkVersion {
-			t.Errorf("the table is %+v, %v", d, err)
-		}
-		// InitTable keeps the property.
-		env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}})
-		if again, err := admin.Describe(t.Context(), env.Client, "a"); err != nil || again.FormatVersion != d.FormatVersion {
-			t.Errorf("after another InitTable the table is %+v, %v", again, err)
+		env.CreateTable("b", "f")
+		for _, tt := range []struct {
+			inA, inB, prewrites int
+			bulks               []int
+		}{{3, 0, 3, nil}, {4, 0, 2, []int{3}}, {10, 0, 2, []int{9}}, {3, 2, 5, nil}, {3, 3, 4, []int{3}}, {4, 3, 3, []int{3, 3}}} {
+			faults.Reset()
+			tx := begin(t, c)
+			for table, n := range map[string]int{"a": tt.inA, "b": tt.inB} {
+				for _, row := range rowNames(n) {
+					tx.Table(table).Set(row, "f", "q", []byte(fmt.Sprint(tt)))
+				}
+			}
+			if _, err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if n, bulks := faults.Count()[txntest.StepPrewrite], bulkSizes(faults); n != tt.prewrites || !slices.Equal(bulks, tt.bulks) {
+				t.Errorf("%d rows of one table and %d of another: %d prewrites, in bulk %v; want %d and %v", tt.inA, tt.inB, n, bulks, tt.prewrites, tt.bulks)
+			}
 		}
 	})
 }

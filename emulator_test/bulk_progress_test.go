@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -25,8 +24,8 @@ func TestBulkProgress(t *testing.T) {
 			commits := map[bool]int64{}
 			for _, bulk := range []bool{false, true} {
 				synctest.Test(t, func(t *testing.T) {
-					env := txntest.New(t, txntest.WithoutTransport())
-					env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: bulk})
+					env := txntest.New(t, txntest.WithoutTransport(), txntest.WithBulkFrom(map[bool]int{false: 1000, true: 2}[bulk]))
+					env.CreateTable("a", "f")
 					ctx, cancel := context.WithTimeout(t.Context(), took)
 					defer cancel()
 					var n atomic.Int64

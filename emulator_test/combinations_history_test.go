@@ -20,7 +20,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
@@ -225,7 +224,7 @@ func (h *comboHistory) setUp() {
 		}
 		h.act("adopted")
 	} else {
-		h.env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f", "g", "z"}, Observed: []txn.Column{observedColumn}, BulkPrewrite: h.plan.On.Has("bulk prewrite")})
+		h.env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f", "g", "z"}, Observed: []txn.Column{observedColumn}})
 	}
 	h.env.InitTable(admin.TableSpec{Name: "b", Families: []string{"f"}})
 	h.env.InitTable(admin.TableSpec{Name: "x", Families: []string{"e", "e2"}})
@@ -266,6 +265,9 @@ func (h *comboHistory) setUp() {
 			cfg.TokenTTL = time.Minute
 		}
 		c := h.env.NewClient(cfg, d.DialOptions()...)
+		if h.plan.On.Has("bulk prewrite") {
+			txntest.BulkFrom(c, 1)
+		}
 		h.unique.Keep(c)
 		h.other.Keep(c)
 		pages, err := paging.New(c, []byte("the same key everywhere"))
@@ -299,9 +301,6 @@ func (h *comboHistory) adopt(epochs int, left tso.Timestamp) {
 	plan, err := admin.PlanAdoption(h.ctx, h.env.Admin, h.env.Bigtable, cfg)
 	h.must(err)
 	h.must(admin.Adopt(h.ctx, h.env.Admin, h.env.Bigtable, cfg, plan))
-	if h.plan.On.Has("bulk prewrite") {
-		h.must(bulkprewrite.Allow(h.ctx, h.env.Client, "a"))
-	}
 }
 
 // phase lets all clients work at the same time.

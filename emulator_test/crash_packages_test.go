@@ -41,7 +41,7 @@ type packageCrash struct {
 	end    func(w *packageWorld) // after all crashes
 }
 
-// A packageWorld has tables that allow bulk prewrites, and indexes on them. Values of family g
+// A packageWorld has tables, and indexes on them. Values of family g
 // expire.
 type packageWorld struct {
 	*testing.T
@@ -67,9 +67,9 @@ var (
 
 func newPackageWorld(t *testing.T) *packageWorld {
 	t.Helper()
-	w := &packageWorld{T: t, env: txntest.New(t, txntest.WithoutTransport())}
+	w := &packageWorld{T: t, env: txntest.New(t, txntest.WithoutTransport(), txntest.WithBulkFrom(2))}
 	for _, table := range append([]string{"indexes"}, crashTables...) {
-		w.env.InitTable(admin.TableSpec{Name: table, Families: []string{"f", "g"}, BulkPrewrite: true})
+		w.env.CreateTable(table, "f", "g")
 	}
 	x, err := index.New("indexes", "f",
 		index.Index{Name: "mail", Table: "left", Columns: []txn.Column{packageMail}, Unique: true},
@@ -153,7 +153,7 @@ func (w *packageWorld) verify(names ...string) {
 }
 
 // TestCrashMatrixOfPackages kills a process before and after every request of the operations of
-// the packages for applications, on tables that allow bulk prewrites. Then other processes see all
+// the packages for applications, with bulk prewrites. Then other processes see all
 // of an operation or nothing of it, can complete it, and the indexes agree with their tables.
 func TestCrashMatrixOfPackages(t *testing.T) {
 	long.NotUnderRace(t, "one fault after the other")

@@ -243,16 +243,15 @@ func locksLeft(ctx context.Context, t *testing.T, c *txn.Client, cells []txn.Cel
 
 // crashEnv runs f in virtual time, with two tables and two clients that do not die.
 func crashEnv(t *testing.T, f func(t *testing.T, env *txntest.Env, a, b *txn.Client)) {
-	crashEnvOf(t, admin.TableSpec{}, f)
+	crashEnvOf(t, f)
 }
 
-// crashEnvOf is crashEnv with tables like spec.
-func crashEnvOf(t *testing.T, spec admin.TableSpec, f func(t *testing.T, env *txntest.Env, a, b *txn.Client)) {
+// crashEnvOf is crashEnv with options.
+func crashEnvOf(t *testing.T, f func(t *testing.T, env *txntest.Env, a, b *txn.Client), opts ...txntest.Option) {
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.WithoutTransport())
+		env := txntest.New(t, append(opts, txntest.WithoutTransport())...)
 		for _, table := range crashTables {
-			spec.Name, spec.Families = table, []string{"f"}
-			env.InitTable(spec)
+			env.CreateTable(table, "f")
 		}
 		cfg := txn.Config{LockTTL: crashTTL, TokenTTL: -1}
 		f(t, env, env.NewClient(cfg), env.NewClient(cfg))
@@ -284,7 +283,7 @@ func TestCrashMatrix(t *testing.T) {
 	type kind struct {
 		size      int
 		forUpdate bool // the transaction begins with txn.ForUpdate of its primary
-		bulk      bool // the tables allow bulk prewrites
+		bulk      bool // without it, rows are prewritten one by one
 	}
 	kinds := []kind{{2, true, false}, {20, true, true}, {20, false, true}, {1, false, false}, {2, false, false}, {5, false, false}, {5, true, false}, {20, false, false}, {40, false, false}, {40, false, true}}
 	if long.Reduced() {
@@ -293,7 +292,7 @@ func TestCrashMatrix(t *testing.T) {
 	for _, k := range kinds {
 		size := k.size
 		t.Run(fmt.Sprintf("%d cells, for update: %v, bulk: %v", size, k.forUpdate, k.bulk), func(t *testing.T) {
-			crashEnvOf(t, admin.TableSpec{BulkPrewrite: k.bulk}, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
+			crashEnvOf(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 				transaction := func(cells []txn.Cell) func(context.Context, *txn.Client) {
 					return func(ctx context.Context, c *txn.Client) {
 						var opts []txn.TxnOption

@@ -99,8 +99,8 @@ func (o *gatedOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 func lateStart(t *testing.T, meanwhile func(*testing.T, *txntest.Env)) *txn.Txn {
 	t.Helper()
 	local := tso.NewLocal(tso.LocalConfig{})
-	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
-	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, BulkPrewrite: true, Observed: []txn.Column{{Family: "f", Qualifier: "observed"}}})
+	env := txntest.New(t, txntest.Embedded(), txntest.WithBulkFrom(1), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
+	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "observed"}}})
 	o := &gatedOracle{local, make(chan struct{})}
 	close(o.gate)
 	c := env.NewClient(txn.Config{Oracle: o, TokenTTL: -1})

@@ -260,6 +260,7 @@ func (m *performance) connect(oracle func() tso.Oracle) (late []*txntest.Faults)
 		if err != nil {
 			m.t.Fatal(err)
 		}
+		txntest.BulkFrom(c, m.bulkFrom[i])
 		if i%2 == 1 {
 			// Transactions that write and are slow conflict with their own bound.
 			c.BeforeCommit(func(_ context.Context, tx *txn.Txn) error {
@@ -293,7 +294,7 @@ var weakColumn = txn.Column{Family: "g", Qualifier: "weak"}
 // columns.
 func (m *performance) setUp() error {
 	for i, table := range crashTables {
-		spec := admin.TableSpec{Name: table, Families: modelFamilies, BulkPrewrite: m.bulkPrewrite[i]}
+		spec := admin.TableSpec{Name: table, Families: modelFamilies}
 		if i == 0 {
 			spec.Observed = m.columns[:min(m.observed, len(m.columns))]
 		}

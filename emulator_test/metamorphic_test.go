@@ -28,19 +28,19 @@ import (
 // A plan is a history before it runs: clients with options, tables, and steps that run one
 // after the other.
 type plan struct {
-	metadata     string // the metadata table
-	oracle       string // direct, served or local
-	clients      []txn.Config
-	admins       []bool // which clients have Config.Admin
-	slow         bool   // requests take some time
-	late         int    // of a hundred requests, how many are sent again, or for secondaries are kept, for a while
-	seed         uint64 // of both
-	columns      []txn.Column
-	observed     int     // how many columns of the first table are observed
-	bulkPrewrite [2]bool // which tables allow bulk prewrites
-	expiries     []planStep
-	plain        []planStep
-	steps        []planStep
+	metadata string // the metadata table
+	oracle   string // direct, served or local
+	clients  []txn.Config
+	admins   []bool // which clients have Config.Admin
+	bulkFrom []int
+	slow     bool   // requests take some time
+	late     int    // of a hundred requests, how many are sent again, or for secondaries are kept, for a while
+	seed     uint64 // of both
+	columns  []txn.Column
+	observed int // how many columns of the first table are observed
+	expiries []planStep
+	plain    []planStep
+	steps    []planStep
 }
 
 // A planStep is one step. Which fields count depends on its kind.
@@ -106,17 +106,17 @@ var planRows = []string{"r", "r.", "\x00", "b\xff"}
 // make a failing history smaller.
 func drawPlan(t *rapid.T) *plan {
 	p := &plan{
-		metadata:     pick(t, "metadata table", "", "meta"),
-		oracle:       pick(t, "oracle", "direct", "served", "local"),
-		slow:         rapid.Bool().Draw(t, "slow"),
-		late:         pick(t, "late", 0, 30, 80),
-		seed:         rapid.Uint64().Draw(t, "seed"),
-		columns:      drawColumns(t),
-		observed:     below(3).Draw(t, "observed"),
-		bulkPrewrite: [2]bool{rapid.Bool().Draw(t, "bulk"), rapid.Bool().Draw(t, "bulk")},
+		metadata: pick(t, "metadata table", "", "meta"),
+		oracle:   pick(t, "oracle", "direct", "served", "local"),
+		slow:     rapid.Bool().Draw(t, "slow"),
+		late:     pick(t, "late", 0, 30, 80),
+		seed:     rapid.Uint64().Draw(t, "seed"),
+		columns:  drawColumns(t),
+		observed: below(3).Draw(t, "observed"),
 	}
 	for range 1 + below(3).Draw(t, "clients") {
 		p.clients = append(p.clients, drawConfig(t, p.slow))
+		p.bulkFrom = append(p.bulkFrom, pick(t, "bulk from", 1, 3))
 		p.admins = append(p.admins, rapid.Bool().Draw(t, "admin"))
 	}
 	for range max(0, below(5).Draw(t, "expiries")-2) {

@@ -125,7 +125,6 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64, counts *tally)
 		}
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{Oracle: cfg.Oracle, TokenTTL: -1}))
 		for _, table := range load.Tables {
-			table.BulkPrewrite = rnd.IntN(2) == 0
 			env.InitTable(table)
 		}
 		cfg.LockTTL, cfg.SyncSecondaries, cfg.PassLocks = crashTTL, rnd.IntN(2) == 0, rnd.IntN(2) == 0
@@ -183,6 +182,9 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64, counts *tally)
 				cfg.Oracle = d.Oracle(local)
 			}
 			client := env.NewClient(cfg, opts...)
+			if rnd.IntN(2) == 0 {
+				txntest.BulkFrom(client, 1)
+			}
 			clients = append(clients, client)
 			if i == 4 {
 				collector := rand.New(rand.NewPCG(seed, 500))

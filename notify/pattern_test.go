@@ -11,13 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"cloud.google.com/go/bigtable"
-
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
-	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -221,14 +218,7 @@ func TestPatternRegistration(t *testing.T) {
 		do := func(of column, id string, weak bool) error {
 			return changes.RegisterObserver(t.Context(), c, of.table, of.Column, id, weak)
 		}
-		version := func(want uint32) {
-			t.Helper()
-			if d, err := admin.Describe(t.Context(), c, "docs"); err != nil || d.FormatVersion != want {
-				t.Errorf("version %d of the schema record, want %d (%v)", d.FormatVersion, want, err)
-			}
-		}
 		register(t, c, hot, "w", true)
-		version(1)
 		for what, err := range map[string]error{
 			"a pattern over a weak column": do(patternOf("h"), "x", false),
 			"an id of another column":      do(patternOf("tag"), "w", false),
@@ -243,7 +233,6 @@ func TestPatternRegistration(t *testing.T) {
 		if err := do(column{"docs", txn.Pattern("none", "")}, "x", false); !errors.Is(err, txn.ErrSchema) {
 			t.Errorf("a pattern of no family: %v", err)
 		}
-		version(1)
 		done := make(chan error, 4)
 		for i := range 4 {
 			go func() { done <- do(patternOf(fmt.Sprint("tag", i%2)), fmt.Sprint("o", i), false) }()
@@ -253,12 +242,10 @@ func TestPatternRegistration(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		version(format.PatternVersion)
 		if err := do(columnOf("docs", "d", "tag1/a"), "x", true); !errors.Is(err, changes.ErrRegistration) {
 			t.Errorf("a weak column in a pattern: %v", err)
 		}
 		env.InitTable(admin.TableSpec{Name: "docs", Families: []string{"d"}, Observed: []txn.Column{hot.Column}})
-		version(format.PatternVersion)
 		cols, err := changes.ObservedColumns(t.Context(), c, "docs")
 		if err != nil || fmt.Sprint(cols) != "[{docs d*:tag0 [o0 o2] false} {docs d*:tag1 [o1 o3] false} {docs d:hot [w] true}]" {
 			t.Errorf("%v, %v", cols, err)
@@ -267,23 +254,6 @@ func TestPatternRegistration(t *testing.T) {
 			if found, err := changes.UnregisterObserver(t.Context(), c, "docs", fmt.Sprint("o", i)); err != nil || !found {
 				t.Errorf("removing: %v, %v", found, err)
 			}
-		}
-		version(1)
-	})
-}
-
-// TestPatternOfAnEarlierRelease: a client that does not know patterns refuses the schema record, so
-// it cannot commit without notifications.
-func TestPatternOfAnEarlierRelease(t *testing.T) {
-	virtual(t, func(t *testing.T, env *txntest.Env) {
-		register(t, env.Client, patternOf("tag/"), "tags", false)
-		row, err := env.Bigtable.Open(format.DefaultMetadataTable).ReadRow(t.Context(), "schema/docs", bigtable.RowFilter(bigtable.LatestNFilter(1)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		// Releases without patterns know format.Version.
-		if b := row["meta"][0].Value; len(b) < 2 || b[0] != 1<<3 || b[1] <= format.Version {
-			t.Errorf("the record begins with % x: earlier releases accept it", b[:2])
 		}
 	})
 }

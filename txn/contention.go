@@ -28,15 +28,15 @@ func (c *Client) noteCommit(conflict *ConflictError) {
 	c.recent.Conflicted(conflict)
 }
 
-// splitBulk prepares the bulk prewrite of the rows whose tables allow it, and returns the others.
-// Rows with cells that have conflicted lately are prewritten one by one: a row has then one lock at
-// a time. If it had those of all transactions that try, each of them could find an older one there, which
-// aborts soon because of the one before. So are all rows, once one of them has been ill.
+// splitBulk prepares the bulk prewrite of the rows for which it pays, and returns the others. Rows with
+// cells that have conflicted lately are prewritten one by one: a row has then one lock at a time. If it
+// had those of all transactions that try, each of them could find an older one there, which aborts soon
+// because of the one before. So are all rows, once one of them has been ill.
 func (c *commit) splitBulk() []*store.RowWrites {
 	if c.ill {
 		return c.rows
 	}
-	rows, some := bulk.Split(c.rows, c.startTS, c.client.latches.Contended(c.rows))
+	rows, some := bulk.Split(c.rows, c.client.resolver.Store.BulkFrom(), c.client.latches.Contended(c.rows))
 	if len(some) == 0 {
 		return rows
 	}

@@ -41,7 +41,7 @@ func TestHeartbeatKeepsMinimum(t *testing.T) {
 		"refused":            {stored: format.EncodeLock(lock(base+300, true)), change: worldtest.Denied, want: "PermissionDenied; change p; p(lock@100 min 300 sealed) 1m0s"},
 		"cannot be read":     {stored: format.EncodeLock(lock(base+300, true)), read: worldtest.Denied, want: "PermissionDenied; change p, read p; p(lock@100 min 300 sealed) 1m0s"},
 	} {
-		newWorld(t, Config{PassLocks: true}, false, func(w *world) {
+		newWorld(t, Config{PassLocks: true}, func(w *world) {
 			if tt.stored != nil {
 				w.Set("a", "p", format.LockFamily, "f:q", (base + 100).Cell(), tt.stored)
 			}
@@ -71,7 +71,7 @@ func TestHeartbeatKeepsMinimum(t *testing.T) {
 // TestHeartbeatStops: a beat extends the primary lock. stop waits for a beat that is under way, and no
 // further one follows.
 func TestHeartbeatStops(t *testing.T) {
-	newWorld(t, Config{}, false, func(w *world) {
+	newWorld(t, Config{}, func(w *world) {
 		tx, err := w.c.Begin(w.Context())
 		w.Must(err)
 		setCells(tx, "p:q", "p:a")

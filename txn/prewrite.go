@@ -308,10 +308,7 @@ func lockOf(c *commit, w *store.Write) format.Lock {
 // If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
 // the caller sends it again.
 func inspect(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
-	f := orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS))
-	if row.Table.Schema.Bulk() {
-		f = store.Selection{Columns: row.Columns()}.WithAllLocks(f, format.Never-1)
-	}
+	f := store.Selection{Columns: row.Columns()}.WithAllLocks(orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS)), format.Never-1)
 	raw, err := row.Table.TryReadRow(ctx, row.Row, f)
 	if err != nil {
 		return false, err

@@ -168,7 +168,7 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 		if len(locks) == 0 {
 			// Rows whose locks the read ignores may have others below them.
 			for i := range page {
-				if r := &page[i]; !r.allLocks && recovery.MayHideLocks(s.table, r.raw) {
+				if r := &page[i]; !r.allLocks && recovery.MayHideLocks(r.raw) {
 					blocked = append(blocked, r)
 				}
 			}
@@ -209,14 +209,11 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 // readAgain reads the blocked rows again.
 func (s *scan) readAgain(ctx context.Context, blocked []*pageRow, passed recovery.Ignored) error {
 	set, byKey := store.RowSet{Keys: make([]string, 0, len(blocked))}, make(map[string]*pageRow, len(blocked))
-	f, all := s.table.VisibleAt(s.sel, s.view.at()), s.table.Schema.Bulk()
-	if all {
-		f = s.sel.WithAllLocks(f, s.view.at())
-	}
+	f := s.sel.WithAllLocks(s.table.VisibleAt(s.sel, s.view.at()), s.view.at())
 	for _, r := range blocked {
 		set.Keys, byKey[r.key] = append(set.Keys, r.key), r
 		// A row that is gone now has nothing visible.
-		*r = pageRow{key: r.key, allLocks: all}
+		*r = pageRow{key: r.key, allLocks: true}
 	}
 	slices.Sort(set.Keys)
 	var failed error

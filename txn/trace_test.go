@@ -126,7 +126,9 @@ func TestTraceOfManyRows(t *testing.T) {
   timestamp
     reserve timestamps
   commit
-    prewrite rows=17
+    prewrite accounts
+    prewrite accounts rows=16
+    verify
     timestamp
       reserve timestamps
     commit primary accounts [commit point]

@@ -43,7 +43,7 @@ type world struct {
 
 // newWorld runs f in a world. The column f:o of table "a" has an observer and a journal, and f:w one for
 // weak notifications.
-func newWorld(t *testing.T, cfg Config, bulk bool, f func(w *world)) {
+func newWorld(t *testing.T, cfg Config, f func(w *world)) {
 	t.Helper()
 	worldtest.Run(t, map[string][]string{"a": append([]string{"f"}, format.MetadataFamilies...), format.DefaultMetadataTable: {store.DeployFamily}}, func(in *worldtest.World) {
 		w := &world{World: in, count: map[string]int{}, before: map[string]func(){}}
@@ -62,9 +62,6 @@ func newWorld(t *testing.T, cfg Config, bulk bool, f func(w *world)) {
 				{Column: &recordpb.Column{Family: "f", Qualifier: []byte("o")}, Observers: []string{"one"}},
 				{Column: &recordpb.Column{Family: "f", Qualifier: []byte("w")}, Observers: []string{"one"}, Weak: true},
 			}}
-		if bulk {
-			schema.FormatVersion, schema.BulkPrewrite, schema.BulkPrewriteFromTs = format.BulkVersion, true, 1
-		}
 		w.Set(format.DefaultMetadataTable, store.SchemaRowPrefix+"a", store.DeployFamily, store.SchemaQualifier, 0, format.Marshal(schema))
 		cfg.Oracle, cfg.SchemaMaxAge, cfg.Parallelism, cfg.Backoff = w, 100*time.Hour, 1, Backoff{Min: 1, Max: 1}
 		cfg.TokenTTL = cmp.Or(cfg.TokenTTL, -1)
@@ -191,7 +188,6 @@ func (w *world) record(start tso.Timestamp) []byte {
 // A program is what a test runs in a world, with each of its requests failing once.
 type program struct {
 	cfg  Config
-	bulk bool // rows may be locked in bulk
 	once bool // without faults
 	// beside says that requests are sent side by side, so the list is sorted.
 	beside bool
@@ -246,7 +242,7 @@ func TestCommitWithFaults(t *testing.T) {
 	compare(t, "commit.txt", map[string]program{
 		"two rows": {cfg: tokens, do: writing("p:q s:q")},
 		"in line":  {cfg: Config{SyncSecondaries: true, TokenTTL: time.Hour}, do: writing("p:q s:q t:q")},
-		"in bulk":  {beside: true, bulk: true, do: writing("p:q s:q t:q")},
+		"in bulk":  {beside: true, do: writing("p:q s:q t:q u:q")},
 		"passable": {cfg: Config{PassLocks: true}, do: writing("p:q p:r")},
 		"settled":  {cfg: tokens, do: writing("p:q s:q", SettleWithin(time.Minute))},
 		"observed": {do: writing("p:o s:q")},
@@ -371,7 +367,7 @@ var ended = map[error]string{context.DeadlineExceeded: "ended", context.Canceled
 
 // run runs the program with one fault, and returns a line about it, what is stored then, and the requests.
 func (p program) run(t *testing.T, key, how string, fault error) (line, stored string, keys []string) {
-	newWorld(t, p.cfg, p.bulk, func(w *world) {
+	newWorld(t, p.cfg, func(w *world) {
 		if p.setup != nil {
 			p.setup(w)
 		}
@@ -517,7 +513,7 @@ func TestReadsWithFaults(t *testing.T) {
 // TestClientOfWorld: a client gives hints through its oracle, closes an oracle of its own, and says that a
 // transaction is open once that takes long.
 func TestClientOfWorld(t *testing.T) {
-	newWorld(t, Config{TokenTTL: time.Hour}, false, func(w *world) {
+	newWorld(t, Config{TokenTTL: time.Hour}, func(w *world) {
 		tx, err := w.c.Begin(w.Context())
 		w.Must(err)
 		w.Did()

@@ -53,7 +53,6 @@ var mayImport = []struct {
 	{"txn/index", []string{"tso", "txn", "txn/format", "txn/internal/access", "txn/jobs", "txn/page", "txn/changes"}},
 	{"txn/gc", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/pace"}},
 	{"txn/admin", []string{"tso", "txn", "txn/format", "txn/internal/", "txn/changes", "txn/gc", "txn/pace"}},
-	{"txn/admin/bulkprewrite", []string{"tso", "txn", "txn/format", "txn/internal/"}},
 	{"txn/admin/words", []string{"tso"}},
 	{"txn/admin/capacity", nil},
 	{"txn/admin/conformance", []string{"txn/admin/capacity"}},

@@ -183,12 +183,6 @@ func (a *adopter) plan(ctx context.Context) (*AdoptionPlan, error) {
 	}
 	var metadata []string // metadata families that the table has
 	for _, f := range infos {
-		if f.Name == format.BulkFamily {
-			if p.prior == nil {
-				p.Refusals = append(p.Refusals, a.refuse("it has family %s: it is part of another deployment (check the metadata table), or its schema record was lost (percctl table init)", f.Name))
-			}
-			continue
-		}
 		if slices.Contains(format.MetadataFamilies, f.Name) {
 			p.Create = slices.DeleteFunc(p.Create, func(m string) bool { return m == f.Name })
 			metadata = append(metadata, f.Name)

@@ -384,7 +384,7 @@ func (ck *checker) records(h *history) {
 		}
 	}
 	for _, l := range h.locks {
-		if r, ok := seen[l.StartTS]; ck.table.Schema.MayBeBulk(l) {
+		if r, ok := seen[l.StartTS]; !l.IsPrimary() {
 			continue // interleaved compares it
 		} else if ok {
 			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a lock and a %v record at %d", l.StartTS, r.Kind, r.CommitTS)
@@ -395,17 +395,14 @@ func (ck *checker) records(h *history) {
 }
 
 func (ck *checker) locks(h *history) {
-	var other *format.Lock // that is not of a bulk prewrite
+	var other *format.Lock // of another primary
 	for _, l := range h.locks {
 		ck.locked = append(ck.locked, cellTime{h.cell, l.StartTS})
 		c := claim{h.cell, l.Primary, l.StartTS, 0, nil}
-		if ck.table.Schema.MayBeBulk(l) {
+		if !l.IsPrimary() {
 			c.column = h
 			ck.claims = append(ck.claims, c)
 			continue
-		}
-		if !l.IsPrimary() {
-			ck.claims = append(ck.claims, c)
 		}
 		if other != nil {
 			ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", len(h.locks), other.StartTS, l.StartTS)
@@ -440,7 +437,7 @@ func (ck *checker) data(h *history) {
 		}
 	}
 	for _, l := range h.locks {
-		if owned[l.StartTS] = true; l.StartTS > newest || !ck.table.Schema.MayBeBulk(l) {
+		if owned[l.StartTS] = true; l.StartTS > newest || l.IsPrimary() {
 			need(l.StartTS, l.Kind, fmt.Sprintf("the lock at %d", l.StartTS))
 		}
 	}

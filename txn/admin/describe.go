@@ -35,9 +35,6 @@ type TableDescription struct {
 	AdoptedTS tso.Timestamp
 	// Expiries are how long the values of families last; nil without any limit.
 	Expiries map[string]time.Duration
-	// BulkPrewrite says that transactions may lock many rows with one request, and BulkAnnounced
-	// that clients expect it (package bulkprewrite).
-	BulkPrewrite, BulkAnnounced bool
 }
 
 // Describe reads a table's schema record. It does not read the table itself. It
@@ -61,7 +58,6 @@ func describe(ctx context.Context, c *recovery.Resolver, table string) (TableDes
 	if err := proto.Unmarshal(value, &m); err != nil {
 		return d, fmt.Errorf("admin: table %q: %w: its schema record does not parse: %w", table, format.ErrCorrupt, err)
 	}
-	d.BulkPrewrite, d.BulkAnnounced = m.BulkPrewrite, m.BulkPrewriteFromTs != 0
 	d.FormatVersion, d.AdoptedTS, d.Families = m.FormatVersion, tso.Timestamp(m.AdoptedTs), m.Families
 	for _, o := range m.Observed {
 		d.Observed = append(d.Observed, changes.ObservedColumn{Table: table, Column: store.ColumnOf(o), Observers: o.Observers, Weak: o.Weak})

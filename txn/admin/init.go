@@ -29,9 +29,6 @@ type TableSpec struct {
 	// Nil keeps those of the schema record. Other values replace them, and columns
 	// that stay keep their observers.
 	Observed []format.Column
-	// BulkPrewrite allows transactions to lock many rows of a new table with one request. Clients
-	// of releases that do not know it refuse the table. Package bulkprewrite allows it in others.
-	BulkPrewrite bool
 }
 
 // initTimeout limits a request of InitTable, which has no Config.
@@ -71,7 +68,7 @@ func InitTable(ctx context.Context, admin *bigtable.AdminClient, bt *bigtable.Cl
 	if err := families.Create(ctx, admin, metadataTable, []string{store.OracleFamily, store.DeployFamily}); err != nil {
 		return err
 	}
-	if spec.BulkPrewrite, err = families.CreateAll(ctx, admin, spec.Name, spec.Families, spec.BulkPrewrite); err != nil {
+	if err := families.Create(ctx, admin, spec.Name, slices.Concat(spec.Families, format.MetadataFamilies)); err != nil {
 		return err
 	}
 	families, err := store.VerifyFamilies(ctx, admin, spec.Name, slog.New(slog.DiscardHandler))
@@ -103,10 +100,6 @@ func (spec TableSpec) describe(record *recordpb.TableSchema, families []string) 
 	case record.Journal == recordpb.Journal_JOURNAL_NONE:
 		record.Journal = recordpb.Journal_JOURNAL_LATER
 	}
-	if spec.BulkPrewrite && record.FormatVersion == 0 {
-		record.BulkPrewriteFromTs, record.BulkPrewrite = 1, true // see families.CreateAll
-	}
-	defer store.SetSchemaVersion(record)
 	record.Families = slices.DeleteFunc(slices.Clone(families), func(f string) bool { return f == format.AckFamily })
 	if spec.Observed == nil {
 		return nil

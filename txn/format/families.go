@@ -30,15 +30,11 @@ const (
 // data, so [IsMetadataFamily] does not count it.
 var MetadataFamilies = []string{LockFamily, WriteFamily, MarkFamily, NotifyFamily, AckFamily}
 
-// BulkFamily is empty. A table has it if transactions may prewrite its rows in bulk. So if the table's
-// schema record is lost, the next one says so again.
-const BulkFamily = "_bulk"
-
-// IsMetadataFamily reports whether family holds no values: it is [BulkFamily], or one of
-// [MetadataFamilies], but not [AckFamily].
+// IsMetadataFamily reports whether family holds no values: it is one of [MetadataFamilies], but not
+// [AckFamily].
 func IsMetadataFamily(family string) bool {
 	switch family {
-	case LockFamily, WriteFamily, MarkFamily, NotifyFamily, BulkFamily:
+	case LockFamily, WriteFamily, MarkFamily, NotifyFamily:
 		return true
 	}
 	return false

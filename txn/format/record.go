@@ -291,11 +291,8 @@ func unmarshal(m versioned, cell Cell, family string, ts tso.Timestamp, value []
 // [ErrFormatVersion] if it has a later one.
 func CheckVersion(m interface{ GetFormatVersion() uint32 }, name string) error {
 	known := uint32(Version)
-	switch m.(type) {
-	case *recordpb.Lock:
+	if _, ok := m.(*recordpb.Lock); ok {
 		known = passableVersion
-	case *recordpb.TableSchema:
-		known = BulkVersion
 	}
 	switch v := m.GetFormatVersion(); {
 	case v == 0:

@@ -19,17 +19,11 @@ import (
 //
 //	go test ./txn/jobs -run '^$' -bench Job -benchtime 1x
 func BenchmarkJob(b *testing.B) {
-	for _, bulkPrewrite := range []bool{false, true} {
-		b.Run(fmt.Sprintf("bulkPrewrite=%v", bulkPrewrite), func(b *testing.B) { benchmarkJob(b, bulkPrewrite) })
-	}
-}
-
-func benchmarkJob(b *testing.B, bulkPrewrite bool) {
 	const rows, chunk = 100_000, 10_000
 	env := txntest.New(b, txntest.WithoutCheck())
 	env.CreateTable("jobs", "job")
 	env.CreateTable("plain", "f")
-	env.InitTable(admin.TableSpec{Name: "t", Families: []string{"f"}, BulkPrewrite: bulkPrewrite})
+	env.CreateTable("t", "f")
 	value := make([]byte, 100)
 	key := func(i int) string { return fmt.Sprintf("row%06d", i) }
 	_, err := admin.BulkLoad(b.Context(), env.Client, "t", func(yield func(admin.BulkRow, error) bool) {

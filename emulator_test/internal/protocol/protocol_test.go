@@ -134,10 +134,10 @@ var followLonger = []Scenario{
 	{Name: "follow, and read latest", Follow: true, Rows: twoRows, Txns: deletes, Readers: []Reader{{Cell: 1, Latest: true}}, Duplicates: 1},
 }
 
-// TestProtocol explores the protocol as it is.
+// TestProtocol explores the protocol with prewrites of one row each.
 func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
 
-// TestBulkPrewrite explores the protocol with bulk prewrites
+// TestBulkPrewrite explores the protocol with bulk prewrites, alone and beside those of one row
 // (docs/design/2026-11-21-bulk-prewrite.md).
 func TestBulkPrewrite(t *testing.T) { explore(t, bulk, bulkLonger) }
 
@@ -235,24 +235,6 @@ func TestPlantedBugs(t *testing.T) {
 			t.Log(r)
 			if r.Violation == "" {
 				t.Errorf("scenario %q does not show this bug", sc.Name)
-			}
-		})
-	}
-}
-
-// TestOldReader shows that clients which see only the newest lock of a cell must not read beside
-// bulk prewrites. All those of today are such clients.
-func TestOldReader(t *testing.T) {
-	for _, sc := range []Scenario{
-		{Name: "value", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1, Newest: true}}},
-		// The newest lock is not one of a bulk prewrite, so it cannot warn such a client.
-		{Name: "lock-only write", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), {{1, Lock}}}, Readers: []Reader{{Cell: 1, Newest: true}}, Timeouts: 1},
-	} {
-		t.Run(sc.Name, func(t *testing.T) {
-			r := Explore(sc, NoBug, *states)
-			t.Log(r)
-			if r.Violation == "" {
-				t.Error("nothing is wrong")
 			}
 		})
 	}

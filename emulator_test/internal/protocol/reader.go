@@ -57,7 +57,7 @@ func evaluate(m *machine, n *state, r int) {
 		z.values[i] = n.shows(m, cell, upTo)
 		newest := newestLock(m, n, cell, upTo)
 		for t := range m.txns {
-			if (m.Readers[r].Newest || m.is(ReadNewestLock)) && n.txns[t].start != newest {
+			if m.is(ReadNewestLock) && n.txns[t].start != newest {
 				continue
 			}
 			if !n.lockOf(cell, t) || n.txns[t].start > upTo || z.ignored&bit(t) != 0 || m.txns[t].kinds[cell] == Lock || m.is(ReadIgnoresLocks) {

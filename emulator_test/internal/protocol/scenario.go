@@ -34,7 +34,6 @@ type Write struct {
 type Reader struct {
 	Cell   int
 	Latest bool // reads the latest state, as Client.Latest
-	Newest bool // sees only the newest lock of a cell, as clients without bulk prewrite
 }
 
 // A Scenario is what Explore explores.

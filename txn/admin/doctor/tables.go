@@ -23,9 +23,8 @@ import (
 const tableTimeout = time.Minute
 
 var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, Run: func(ctx context.Context, d *Deployment, r *Result) error {
-	bulk := 0
 	for _, table := range d.Tables {
-		described, err := admin.Describe(ctx, d.Client, table)
+		_, err := admin.Describe(ctx, d.Client, table)
 		switch {
 		case errors.Is(err, txn.ErrNotInitialized):
 			r.find(Error, table, "it has no schema record: it is not transactional", "clients refuse it", "percctl table adopt "+table)
@@ -35,16 +34,9 @@ var schema = Check{Name: "schema records", Client: true, Timeout: tableTimeout, 
 			r.find(Error, table, err.Error(), "clients refuse the table", "percctl table init "+table+" does not overwrite it: delete row schema/"+table+" of the metadata table, then run it")
 		case err != nil:
 			return err
-		case described.BulkPrewrite:
-			bulk++
-		case described.BulkAnnounced:
-			r.find(Warning, table, "clients expect bulk prewrites, but it does not allow them yet", "transactions of many rows take as many requests as before", "percctl table init "+table+" --bulk-prewrite, which continues")
 		}
 	}
 	r.Detail = words.Count(len(d.Tables), "table")
-	if bulk > 0 {
-		r.Detail += fmt.Sprintf(", %d with bulk prewrites", bulk)
-	}
 	return nil
 }}
 

@@ -4,8 +4,7 @@
 //   - The rows are verified after all prewrites are acknowledged. The transaction aborts, or waits,
 //     if one of its columns has another lock, and aborts if it has a record or mark above start_ts.
 //   - commit_ts is asked for after all prewrites are acknowledged, too.
-//   - Readers resolve all locks of a column, and a rollback spares the data of a record. Clients
-//     that do neither refuse the table.
+//   - Readers resolve all locks of a column, and a rollback spares the data of a record.
 package bulk
 
 import (
@@ -30,39 +29,29 @@ import (
 // rowTime is how much longer a request of many rows may take for each of them before it counts as stalled.
 const rowTime = 100 * time.Microsecond
 
-// minRows is from how many rows beside the primary's a bulk prewrite takes no more requests.
-const minRows = 2
-
-// Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk.
-// The property of a table allows that, for rows without any of the contended cells. The row of
+// Split returns the rows to prewrite one by one, the primary's first, and those to prewrite in bulk: the
+// rows of a table without any of the contended cells, if there are at least so many of them. The row of
 // txn.ForUpdate, which needs a condition, is the primary's.
-func Split(all []*store.RowWrites, startTS tso.Timestamp, contended []format.Cell) (rows, bulk []*store.RowWrites) {
-	var busy map[row]bool
-	if len(contended) > 0 {
-		busy = make(map[row]bool, len(contended))
-		for _, c := range contended {
-			busy[row{c.Table, c.Row}] = true
-		}
-	}
-	allowed := func(r *store.RowWrites) bool {
-		return r.Table.Schema.AllowsBulk(startTS) && !busy[row{r.Table.Name, r.Row}]
-	}
-	n := 0
-	for _, r := range all[1:] {
-		if allowed(r) {
-			n++
-		}
-	}
-	if n < minRows {
+func Split(all []*store.RowWrites, least int, contended []format.Cell) (rows, bulk []*store.RowWrites) {
+	if len(all) <= least {
 		return all, nil
 	}
-	rows, bulk = all[:1:1], make([]*store.RowWrites, 0, n)
-	for _, r := range all[1:] {
-		if allowed(r) {
-			bulk = append(bulk, r)
-		} else {
-			rows = append(rows, r)
+	busy := make(map[row]bool, len(contended))
+	for _, c := range contended {
+		busy[row{c.Table, c.Row}] = true
+	}
+	isBusy := func(r *store.RowWrites) bool { return busy[row{r.Table.Name, r.Row}] }
+	rows = all[:1:1]
+	for _, some := range ByTable(all[1:]) {
+		var one []*store.RowWrites
+		if len(busy) > 0 {
+			one = slices.DeleteFunc(slices.Clone(some), func(r *store.RowWrites) bool { return !isBusy(r) })
+			some = slices.DeleteFunc(slices.Clone(some), isBusy)
 		}
+		if len(some) < least {
+			one, some = append(one, some...), nil
+		}
+		rows, bulk = append(rows, one...), append(bulk, some...)
 	}
 	return rows, bulk
 }

@@ -2,50 +2,48 @@ package bulk_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/bulk"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// The primary's row and rows of tables without the property are prewritten one by one. So are all if
-// there are few others.
+// The primary's row is prewritten by itself. So are the rows of tables of which there are few others,
+// and those with contended cells.
 func TestSplit(t *testing.T) {
-	env := txntest.New(t)
-	env.InitTable(admin.TableSpec{Name: "with", Families: []string{"f"}, BulkPrewrite: true})
-	env.CreateTable("without", "f")
-	var all []*store.RowWrites
-	for _, name := range []string{"with", "with", "without", "with", "without"} {
-		table, err := access.ResolverOf(env.Client).Table(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, &store.RowWrites{Table: table})
-	}
-	for _, tt := range []struct{ all, rows, some []int }{
-		{[]int{0}, []int{0}, nil},
-		{[]int{0, 1, 2}, []int{0, 1, 2}, nil},
-		{[]int{0, 2, 4}, []int{0, 2, 4}, nil},
-		{[]int{0, 1, 3}, []int{0}, []int{1, 3}},
-		{[]int{2, 0, 4, 1}, []int{2, 4}, []int{0, 1}},
-		{[]int{0, 1, 2, 3, 4}, []int{0, 2, 4}, []int{1, 3}},
+	tables := map[byte]*store.Table{'a': {Name: "a"}, 'b': {Name: "b"}}
+	for _, tt := range []struct{ all, contended, rows, some string }{
+		{"a1", "", "a1", ""},
+		{"a1 a2 a3", "", "a1 a2 a3", ""},
+		{"a1 a2 a3 a4", "", "a1", "a2 a3 a4"},
+		{"b1 a2 a3 a4", "", "b1", "a2 a3 a4"},
+		{"a1 a2 a3 b4 b5", "", "a1 a2 a3 b4 b5", ""},
+		{"a1 a2 b3 a4 b5 a6", "", "a1 b3 b5", "a2 a4 a6"},
+		{"a1 a2 b3 a4 b5 a6 b7", "", "a1", "a2 a4 a6 b3 b5 b7"},
+		{"a1 a2 a3 a4 a5", "a1", "a1", "a2 a3 a4 a5"},
+		{"a1 a2 a3 a4 a5", "a3 b2 b4", "a1 a3", "a2 a4 a5"},
+		{"a1 a2 a3 a4 a5", "a3 a4", "a1 a3 a4 a2 a5", ""},
 	} {
-		var in []*store.RowWrites
-		for _, i := range tt.all {
-			in = append(in, all[i])
+		var all []*store.RowWrites
+		for name := range strings.FieldsSeq(tt.all) {
+			all = append(all, &store.RowWrites{Table: tables[name[0]], Row: name[1:]})
 		}
-		rows, some := bulk.Split(in, 10, nil)
-		index := func(rows []*store.RowWrites) (at []int) {
+		var contended []format.Cell
+		for name := range strings.FieldsSeq(tt.contended) {
+			contended = append(contended, format.Cell{Table: name[:1], Row: name[1:]})
+		}
+		names := func(rows []*store.RowWrites) (all string) {
 			for _, r := range rows {
-				at = append(at, slices.Index(all, r))
+				all += " " + r.Table.Name + r.Row
 			}
-			return at
+			return strings.TrimSpace(all)
 		}
-		if !slices.Equal(index(rows), tt.rows) || !slices.Equal(index(some), tt.some) {
-			t.Errorf("of %v: %v one by one and %v in bulk, want %v and %v", tt.all, index(rows), index(some), tt.rows, tt.some)
+		before := names(all)
+		rows, some := bulk.Split(all, 3, contended)
+		if names(rows) != tt.rows || names(some) != tt.some || names(all) != before {
+			t.Errorf("of %s, with %s contended: %s one by one and %s in bulk, want %s and %s", tt.all, tt.contended, names(rows), names(some), tt.rows, tt.some)
 		}
 	}
 }

@@ -51,25 +51,6 @@ func Create(ctx context.Context, admin *bigtable.AdminClient, table string, fami
 	return nil
 }
 
-// CreateAll creates a table if it is missing, and the data and metadata families that it lacks. It
-// returns whether a new schema record allows bulk prewrites: the record before did, or bulk is set and
-// no client can have the table open, because it had no locks. It creates format.BulkFamily before
-// the family of the locks, so that it returns the same after an error.
-func CreateAll(ctx context.Context, admin *bigtable.AdminClient, table string, data []string, bulk bool) (bool, error) {
-	infos, err := Of(ctx, admin, table)
-	if err != nil && status.Code(err) != codes.NotFound {
-		return false, err
-	}
-	has := func(name string) bool {
-		return slices.ContainsFunc(infos, func(i bigtable.FamilyInfo) bool { return i.Name == name })
-	}
-	all := slices.Clone(data)
-	if bulk = has(format.BulkFamily) || bulk && !has(format.LockFamily); bulk {
-		all = append(all, format.BulkFamily)
-	}
-	return bulk, Create(ctx, admin, table, append(all, format.MetadataFamilies...))
-}
-
 // DropMetadata drops the metadata families of a table.
 func DropMetadata(ctx context.Context, admin *bigtable.AdminClient, table string) error {
 	infos, err := Of(ctx, admin, table)
@@ -77,7 +58,7 @@ func DropMetadata(ctx context.Context, admin *bigtable.AdminClient, table string
 		return err
 	}
 	for _, f := range infos {
-		if !slices.Contains(format.MetadataFamilies, f.Name) && f.Name != format.BulkFamily {
+		if !slices.Contains(format.MetadataFamilies, f.Name) {
 			continue
 		}
 		if err := admin.DeleteColumnFamily(ctx, table, f.Name); err != nil && status.Code(err) != codes.NotFound {

@@ -756,13 +756,8 @@ type TableSchema struct {
 	Expiries      []*FamilyExpiry `protobuf:"bytes,13,rep,name=expiries,proto3" json:"expiries,omitempty"`
 	// Commits of observed columns have entries in the journal of pending work.
 	Journal Journal `protobuf:"varint,14,opt,name=journal,proto3,enum=percolator.v1.Journal" json:"journal,omitempty"`
-	// From then on clients expect bulk prewrites; 0: never. If it is set, format_version is 3.
-	BulkPrewriteFromTs int64 `protobuf:"varint,15,opt,name=bulk_prewrite_from_ts,json=bulkPrewriteFromTs,proto3" json:"bulk_prewrite_from_ts,omitempty"`
-	// Transactions that started at or above bulk_prewrite_from_ts may prewrite in bulk. It is set
-	// later than that, so that all clients have read the record in between.
-	BulkPrewrite bool `protobuf:"varint,16,opt,name=bulk_prewrite,json=bulkPrewrite,proto3" json:"bulk_prewrite,omitempty"`
 	// What garbage collection may have removed by earlier expiries.
-	Expired       []*FamilyExpired `protobuf:"bytes,17,rep,name=expired,proto3" json:"expired,omitempty"`
+	Expired       []*FamilyExpired `protobuf:"bytes,15,rep,name=expired,proto3" json:"expired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -851,20 +846,6 @@ func (x *TableSchema) GetJournal() Journal {
 		return x.Journal
 	}
 	return Journal_JOURNAL_NONE
-}
-
-func (x *TableSchema) GetBulkPrewriteFromTs() int64 {
-	if x != nil {
-		return x.BulkPrewriteFromTs
-	}
-	return 0
-}
-
-func (x *TableSchema) GetBulkPrewrite() bool {
-	if x != nil {
-		return x.BulkPrewrite
-	}
-	return false
 }
 
 func (x *TableSchema) GetExpired() []*FamilyExpired {
@@ -1303,10 +1284,8 @@ type WorkerToken struct {
 	// The client writes journal entries where a table has them, and notices so late that a table
 	// got a journal (Config.SchemaMaxAge). 0: it comes from a release that writes none.
 	SchemaMaxAgeMicros int64 `protobuf:"varint,11,opt,name=schema_max_age_micros,json=schemaMaxAgeMicros,proto3" json:"schema_max_age_micros,omitempty"`
-	// The latest format version of a table's schema record that the client knows; 0: version 1.
-	SchemaVersion uint32 `protobuf:"varint,12,opt,name=schema_version,json=schemaVersion,proto3" json:"schema_version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *WorkerToken) Reset() {
@@ -1391,13 +1370,6 @@ func (x *WorkerToken) GetObservers() []string {
 func (x *WorkerToken) GetSchemaMaxAgeMicros() int64 {
 	if x != nil {
 		return x.SchemaMaxAgeMicros
-	}
-	return 0
-}
-
-func (x *WorkerToken) GetSchemaVersion() uint32 {
-	if x != nil {
-		return x.SchemaVersion
 	}
 	return 0
 }
@@ -2383,7 +2355,7 @@ const file_record_proto_rawDesc = "" +
 	"\vColumnIndex\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\acolumns\x18\x02 \x03(\v2\x15.percolator.v1.ColumnR\acolumns\x12\x18\n" +
-	"\aentries\x18\x03 \x01(\tR\aentries\"\x9e\x04\n" +
+	"\aentries\x18\x03 \x01(\tR\aentries\"\xc6\x03\n" +
 	"\vTableSchema\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1a\n" +
 	"\bfamilies\x18\x02 \x03(\tR\bfamilies\x129\n" +
@@ -2394,10 +2366,8 @@ const file_record_proto_rawDesc = "" +
 	"\x0eprior_policies\x18\v \x03(\v2\x1a.percolator.v1.PriorPolicyR\rpriorPolicies\x124\n" +
 	"\aindexes\x18\f \x03(\v2\x1a.percolator.v1.ColumnIndexR\aindexes\x127\n" +
 	"\bexpiries\x18\r \x03(\v2\x1b.percolator.v1.FamilyExpiryR\bexpiries\x120\n" +
-	"\ajournal\x18\x0e \x01(\x0e2\x16.percolator.v1.JournalR\ajournal\x121\n" +
-	"\x15bulk_prewrite_from_ts\x18\x0f \x01(\x03R\x12bulkPrewriteFromTs\x12#\n" +
-	"\rbulk_prewrite\x18\x10 \x01(\bR\fbulkPrewrite\x126\n" +
-	"\aexpired\x18\x11 \x03(\v2\x1c.percolator.v1.FamilyExpiredR\aexpired\"d\n" +
+	"\ajournal\x18\x0e \x01(\x0e2\x16.percolator.v1.JournalR\ajournal\x126\n" +
+	"\aexpired\x18\x0f \x03(\v2\x1c.percolator.v1.FamilyExpiredR\aexpired\"d\n" +
 	"\fFamilyExpiry\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
 	"\fafter_micros\x18\x02 \x01(\x03R\vafterMicros\x12\x19\n" +
@@ -2426,7 +2396,7 @@ const file_record_proto_rawDesc = "" +
 	"\fmax_versions\x18\x01 \x01(\x03R\vmaxVersions\x12$\n" +
 	"\x0emax_age_micros\x18\x02 \x01(\x03R\fmaxAgeMicros\x12+\n" +
 	"\x05union\x18\x03 \x03(\v2\x15.percolator.v1.GCRuleR\x05union\x129\n" +
-	"\fintersection\x18\x04 \x03(\v2\x15.percolator.v1.GCRuleR\fintersection\"\xad\x02\n" +
+	"\fintersection\x18\x04 \x03(\v2\x15.percolator.v1.GCRuleR\fintersection\"\x86\x02\n" +
 	"\vWorkerToken\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1d\n" +
 	"\n" +
@@ -2438,8 +2408,7 @@ const file_record_proto_rawDesc = "" +
 	"\toldest_ts\x18\x06 \x01(\x03R\boldestTs\x12\x1c\n" +
 	"\tobservers\x18\n" +
 	" \x03(\tR\tobservers\x121\n" +
-	"\x15schema_max_age_micros\x18\v \x01(\x03R\x12schemaMaxAgeMicros\x12%\n" +
-	"\x0eschema_version\x18\f \x01(\rR\rschemaVersion\"\xd7\x01\n" +
+	"\x15schema_max_age_micros\x18\v \x01(\x03R\x12schemaMaxAgeMicros\"\xd7\x01\n" +
 	"\aFailure\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x1b\n" +
 	"\tchange_ts\x18\x02 \x01(\x03R\bchangeTs\x12\x1a\n" +

@@ -42,7 +42,7 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 		if err != nil {
 			return nil, err
 		}
-		hidden := !all && MayHideLocks(t, raw)
+		hidden := !all && MayHideLocks(raw)
 		if hidden {
 			f, all = sel.WithAllLocks(f, format.Never-1), true
 		}

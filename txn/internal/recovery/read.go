@@ -357,7 +357,7 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 		if err != nil {
 			return nil, nil, err
 		}
-		hidden := !all && MayHideLocks(t, raw)
+		hidden := !all && MayHideLocks(raw)
 		if hidden {
 			f, all = sel.WithAllLocks(f, ts), true
 		}
@@ -389,9 +389,7 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 // MayHideLocks reports whether an answer with the newest lock of each column may leave out others,
 // which a reader has to resolve too (docs/design/2026-11-21-bulk-prewrite.md). Without a lock it
 // leaves out none.
-func MayHideLocks(t *store.Table, raw bigtable.Row) bool {
-	return len(raw[format.LockFamily]) > 0 && t.Schema.Bulk()
-}
+func MayHideLocks(raw bigtable.Row) bool { return len(raw[format.LockFamily]) > 0 }
 
 // ResolveInBackground resolves stranded locks in the background.
 func ResolveInBackground(r *Resolver, stranded []*format.Lock, ts tso.Timestamp) {

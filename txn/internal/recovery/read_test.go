@@ -62,9 +62,6 @@ func TestReadsOfARow(t *testing.T) {
 	expiring := func(m *recordpb.TableSchema) {
 		m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1000}}
 	}
-	bulk := func(m *recordpb.TableSchema) {
-		m.FormatVersion, m.BulkPrewrite, m.BulkPrewriteFromTs = format.BulkVersion, true, int64(base)
-	}
 	none := func(*recordpb.TableSchema) {}
 	many := func(n int) (all []string) {
 		for i := range n {
@@ -127,19 +124,18 @@ func TestReadsOfARow(t *testing.T) {
 		"expired":              {expiring, func(w *world) { w.put("q", 100, 150); w.put("r", 200, 250); w.plain("p", 1000) }},
 		"expired at the read":  {expiring, func(w *world) { w.put("q", 100, 200); w.put("r", 100, 201) }},
 		"expired below a lock": {expiring, func(w *world) { w.plain("q", 1000); w.prewrite("q", "q", 200, long, format.KindPut, true) }},
-		"two locks": {bulk, func(w *world) {
+		"two locks": {none, func(w *world) {
 			w.prewrite("q", "p", 200, long, format.KindPut, false)
 			w.prewrite("q", "o", 300, long, format.KindPut, false)
 			w.put("p", 200, 250)
 			w.put("o", 300, 350)
 		}},
-		"two passable locks": {bulk, func(w *world) {
+		"two passable locks": {none, func(w *world) {
 			w.put("q", 100, 150)
 			w.prewrite("q", "q", 200, long, format.KindPut, true)
 			w.prewrite("q", "q", 300, long, format.KindPut, true)
 		}},
-		"put in a bulk table": {bulk, func(w *world) { w.put("q", 100, 150) }},
-		"lock-only above a lock": {bulk, func(w *world) {
+		"lock-only above a lock": {none, func(w *world) {
 			w.prewrite("q", "p", 200, long, format.KindPut, false)
 			w.put("p", 200, 250)
 			w.prewrite("q", "o", 300, long, format.KindLock, false)
@@ -351,7 +347,7 @@ func TestLatestFails(t *testing.T) {
 	}{
 		{"the read", "read", 1, of("p"), "PermissionDenied", "read r"},
 		{"the time", "oracle", 0, of("p"), "PermissionDenied", "read r, oracle"},
-		{"a damaged record beside a lock", "", 1, of("d"), "corrupt", "read r"},
+		{"a damaged record beside a lock", "", 1, of("d"), "corrupt", "read r, read r"},
 		{"a damaged name", "", 1, store.Selection{}, "corrupt", "read r"},
 		{"the time of expiry", "oracle", 1, of("q"), "PermissionDenied", "read r, oracle"},
 		{"expired", "", 1, of("q"), "[]", "read r, oracle, read r"},
@@ -410,7 +406,7 @@ func TestVisibleFails(t *testing.T) {
 			case "record":
 				w.Set("a", "r", format.WriteFamily, "f:d", (base + 1).Cell(), []byte{255})
 				w.prewrite("p", "p", 1100, time.Hour, format.KindPut, true)
-				did = "read r, change r"
+				did = "read r, change r, read r"
 			case "name":
 				w.Set("a", "r", format.WriteFamily, "damaged", (base + 1).Cell(), nil)
 			case "schema":

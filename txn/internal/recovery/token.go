@@ -201,7 +201,6 @@ func (t *Token) write(ctx context.Context, now tso.Timestamp) error {
 		Observers:          observers,
 		SchemaMaxAgeMicros: max(t.resolver.Store.Config.SchemaMaxAge.Microseconds(), 1),
 		OldestTs:           int64(oldest),
-		SchemaVersion:      format.BulkVersion,
 	}))
 	began := time.Now()
 	err := t.apply(ctx, m, oldest)

@@ -49,8 +49,8 @@ func (s *spied) ApplyBulk(ctx context.Context, rows []string, ms []*bigtable.Mut
 	if token == nil {
 		w.Note(fmt.Sprintf("= %v: no token", says))
 	} else {
-		w.Note(fmt.Sprintf("= %v: expires in %v, started %v, oldest %d, observers %v, schema age %d, version %d", says, time.Duration(token.ExpiresTs-int64(base))*time.Microsecond-time.Since(w.began),
-			time.Duration(token.StartedTs-int64(base))*time.Microsecond, token.OldestTs, token.Observers, token.SchemaMaxAgeMicros, token.SchemaVersion))
+		w.Note(fmt.Sprintf("= %v: expires in %v, started %v, oldest %d, observers %v, schema age %d", says, time.Duration(token.ExpiresTs-int64(base))*time.Microsecond-time.Since(w.began),
+			time.Duration(token.StartedTs-int64(base))*time.Microsecond, token.OldestTs, token.Observers, token.SchemaMaxAgeMicros))
 	}
 	return errs, err
 }

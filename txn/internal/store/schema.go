@@ -53,10 +53,6 @@ type Schema struct {
 	Journal recordpb.Journal
 	// read is when the request for the record was sent.
 	read time.Time
-	// bulkFrom: transactions that start at or above it may prewrite in bulk, once the property
-	// allows it; 0: none may.
-	bulkFrom tso.Timestamp
-	bulk     bool // it does
 	// readNumber counts the reads of the table's schema, in the order in which they began.
 	// The answer to a later read is at least as new.
 	readNumber uint64
@@ -488,30 +484,8 @@ func (src *SchemaSource) recent(ctx context.Context, maxAge time.Duration) (*Sch
 }
 
 // SchemaNotice is for how long a commit relies on a schema record at most, whatever
-// Config.SchemaMaxAge is. The build of an index waits as long before it reads the rows. It is also for
-// how long clients rely on a schema without bulk prewrites. Such a prewrite comes at least twice as
-// long after the property has appeared in the schema record.
+// Config.SchemaMaxAge is. The build of an index waits as long before it reads the rows.
 const SchemaNotice = time.Minute
-
-// Bulk reports whether the table may have had locks of bulk prewrites until now. If it has, a
-// column may have several locks.
-func (src *SchemaSource) Bulk() bool {
-	s := src.latest.Load()
-	return s != nil && (s.bulkFrom != 0 || age(s.read) > SchemaNotice)
-}
-
-// MayBeBulk reports whether a bulk prewrite may have written a lock. Such a lock may be in a
-// column with other locks, with later commits and, if its request arrived twice, with its own record.
-func (src *SchemaSource) MayBeBulk(l *format.Lock) bool {
-	s := src.latest.Load()
-	return s.bulkFrom != 0 && l.StartTS >= s.bulkFrom && !l.IsPrimary()
-}
-
-// AllowsBulk reports whether the transaction that started at startTS may prewrite in bulk.
-func (src *SchemaSource) AllowsBulk(startTS tso.Timestamp) bool {
-	s := src.latest.Load()
-	return s.bulk && startTS >= s.bulkFrom
-}
 
 // Fresh returns a schema that is at most Config.SchemaMaxAge old, and whose record is at most
 // SchemaNotice old. A commit needs that: a column that became observed must get its notify cells.
@@ -627,8 +601,7 @@ func DecodeSchema(table string, value []byte) (*Schema, error) {
 	if err := format.CheckVersion(&m, fmt.Sprintf("schema record of table %q", table)); err != nil {
 		return nil, fmt.Errorf("percolator: %w", err)
 	}
-	forgetBulk(&m)
-	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Adopted: tso.Timestamp(m.AdoptedTs), Journal: m.Journal, bulkFrom: tso.Timestamp(m.BulkPrewriteFromTs), bulk: m.BulkPrewrite}
+	s := &Schema{Families: append(m.Families, format.AckFamily), Observed: map[format.Column]Registration{}, Expiries: ExpiriesOf(&m), Adopted: tso.Timestamp(m.AdoptedTs), Journal: m.Journal}
 	for _, o := range m.Observed {
 		c := ColumnOf(o)
 		s.Observed[c] = Registration{o.Observers, o.Weak}
@@ -695,26 +668,6 @@ func CheckPolicy(table string, f bigtable.FamilyInfo) error {
 	return fmt.Errorf("percolator: table %q, family %s: %w: Bigtable's garbage-collection policy %q would delete live versions; clear it with `cbt setgcpolicy %s %s never` or AdminClient.SetGCPolicy(ctx, %q, %q, bigtable.NoGcPolicy())", table, f.Name, format.ErrSchema, f.GCPolicy, table, f.Name, table, f.Name)
 }
 
-// forgetBulk removes the property from a record of an older version. A release that does not know
-// the property may have copied it there.
-func forgetBulk(m *recordpb.TableSchema) {
-	if m.FormatVersion < format.BulkVersion {
-		m.BulkPrewriteFromTs, m.BulkPrewrite = 0, false
-	}
-}
-
-// SetSchemaVersion sets the format version of a record. If columns are observed by patterns it is 2,
-// so that clients of earlier releases refuse the table. They would commit without notifications.
-func SetSchemaVersion(m *recordpb.TableSchema) {
-	m.FormatVersion = format.Version
-	if slices.ContainsFunc(m.Observed, func(o *recordpb.ObservedColumn) bool { return ColumnOf(o).IsPattern() }) {
-		m.FormatVersion = format.PatternVersion
-	}
-	if m.BulkPrewriteFromTs != 0 {
-		m.FormatVersion = format.BulkVersion
-	}
-}
-
 // ColumnOf returns the column of an observed column's record.
 func ColumnOf(o *recordpb.ObservedColumn) format.Column {
 	return format.Column{Family: o.GetColumn().GetFamily(), Qualifier: string(o.GetColumn().GetQualifier())}
@@ -760,11 +713,10 @@ func tryReplaceSchema(ctx context.Context, meta bigtable.TableAPI, metadataTable
 		}
 	}
 	before := proto.Clone(record)
-	forgetBulk(record)
 	if err := edit(record); err != nil {
 		return false, err
 	}
-	SetSchemaVersion(record)
+	record.FormatVersion = format.Version
 	if proto.Equal(before, record) { // no record has no version
 		return true, nil
 	}

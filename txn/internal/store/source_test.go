@@ -345,16 +345,6 @@ func TestReplaceSchema(t *testing.T) {
 			}
 			w.Expect(kind, want)
 		}
-		w.schema(&recordpb.TableSchema{BulkPrewrite: true, BulkPrewriteFromTs: 5})
-		w.Must(replace(func(m *recordpb.TableSchema) error {
-			if m.BulkPrewrite || m.BulkPrewriteFromTs != 0 {
-				t.Error("an older record allows bulk prewrites")
-			}
-			return nil
-		}))
-		if stored().BulkPrewrite {
-			t.Error("the record still says so")
-		}
 		for value, want := range map[string]error{"\xff": format.ErrCorrupt, "\x08\x63": format.ErrFormatVersion} {
 			w.set(SchemaRowPrefix+"a", SchemaQualifier, []byte(value))
 			if err := replace(add("x")); !errors.Is(err, want) {

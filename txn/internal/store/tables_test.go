@@ -229,7 +229,6 @@ func TestNotifiable(t *testing.T) {
 			w.Expect(fmt.Sprint(tt), tt.did)
 		}
 		record.Observed = append(record.Observed, observed("f", "none", false, "o"), observed("f*", "x", false, "o"))
-		record.FormatVersion = format.PatternVersion
 		w.schema(record)
 		w.After(1)
 		w.Must(CheckNotifiable(w.Context(), s, format.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "none"}, false))

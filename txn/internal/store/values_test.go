@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -129,7 +128,6 @@ func TestRegistrations(t *testing.T) {
 	})
 	long := strings.Repeat("x", format.MaxColumnKey-len(format.AckFamily)-len("f")-len("::/")-len("ab"))
 	patterns := schemaOf(t, func(m *recordpb.TableSchema) {
-		m.FormatVersion = format.PatternVersion
 		m.Observed = []*recordpb.ObservedColumn{observed("f", "q", false, "o"), observed("f*", "q", false, "a"), observed("f*", "", false, "ab", "abc"), observed("g*", "", false)}
 	})
 	for _, tt := range []struct {
@@ -166,7 +164,6 @@ func TestRegistrations(t *testing.T) {
 func TestCheckWrite(t *testing.T) {
 	long := strings.Repeat("x", format.MaxColumnKey-len(format.AckFamily)-len("f")-len("::/"))
 	s := schemaOf(t, func(m *recordpb.TableSchema) {
-		m.FormatVersion = format.PatternVersion
 		m.Observed = []*recordpb.ObservedColumn{observed("f", "weak", true, "o"), observed("f*", "x", false, "o")}
 		m.Indexes = []*recordpb.ColumnIndex{{Name: "other", Entries: "u/i"}, {Name: "index", Entries: "t/i", Columns: []*recordpb.Column{{Family: "g", Qualifier: []byte("a")}, {Family: "g", Qualifier: []byte("b")}}}}
 	})
@@ -202,19 +199,15 @@ func TestCheckWrite(t *testing.T) {
 func TestSchemaRecords(t *testing.T) {
 	index := &recordpb.ColumnIndex{Name: "i", Entries: "t/e", Columns: []*recordpb.Column{{Family: "f", Qualifier: []byte("q")}}}
 	got := schemaOf(t, func(m *recordpb.TableSchema) {
-		m.FormatVersion, m.BulkPrewrite, m.BulkPrewriteFromTs, m.Journal = format.BulkVersion, true, 77, recordpb.Journal_JOURNAL_LATER
+		m.Journal = recordpb.Journal_JOURNAL_LATER
 		m.Indexes = []*recordpb.ColumnIndex{index}
 		m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1}}
 		m.Observed = []*recordpb.ObservedColumn{observed("f", "q", true, "o"), observed("f*", "p", false)}
 	})
-	want := &Schema{Families: []string{"f", "g", format.AckFamily}, bulk: true, bulkFrom: 77, Journal: recordpb.Journal_JOURNAL_LATER, Indexes: []Index{{"i", []format.Column{{Family: "f", Qualifier: "q"}}, "t/e"}}, Expiries: Expiries{"f": {After: 1}},
+	want := &Schema{Families: []string{"f", "g", format.AckFamily}, Journal: recordpb.Journal_JOURNAL_LATER, Indexes: []Index{{"i", []format.Column{{Family: "f", Qualifier: "q"}}, "t/e"}}, Expiries: Expiries{"f": {After: 1}},
 		Observed: map[format.Column]Registration{{Family: "f", Qualifier: "q"}: {[]string{"o"}, true}, {Family: "f*", Qualifier: "p"}: {}}, patterns: []format.Column{{Family: "f*", Qualifier: "p"}}}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(Schema{}), cmpopts.EquateEmpty()); d != "" {
 		t.Error(d)
-	}
-	old := schemaOf(t, func(m *recordpb.TableSchema) { m.BulkPrewrite, m.BulkPrewriteFromTs = true, 77 })
-	if old.bulk || old.bulkFrom != 0 {
-		t.Error("an older record allows bulk prewrites")
 	}
 	for _, tt := range []struct {
 		value []byte
@@ -222,15 +215,6 @@ func TestSchemaRecords(t *testing.T) {
 	}{{[]byte{255}, format.ErrCorrupt}, {nil, format.ErrCorrupt}, {[]byte{8, 100}, format.ErrFormatVersion}} {
 		if s, err := DecodeSchema("t", tt.value); s != nil || !errors.Is(err, tt.want) {
 			t.Errorf("%v: %v, %v", tt.value, s, err)
-		}
-	}
-	for want, m := range map[uint32]*recordpb.TableSchema{
-		format.Version:        {Observed: []*recordpb.ObservedColumn{observed("f", "q", false)}, FormatVersion: format.BulkVersion},
-		format.PatternVersion: {Observed: []*recordpb.ObservedColumn{observed("f", "q", false), observed("f*", "q", false)}},
-		format.BulkVersion:    {Observed: []*recordpb.ObservedColumn{observed("f*", "q", false)}, BulkPrewriteFromTs: 1},
-	} {
-		if SetSchemaVersion(m); m.FormatVersion != want {
-			t.Errorf("%v needs version %d", m, want)
 		}
 	}
 	for check, want := range map[string]string{"": "false", "1 x f g": "true f g", "1 x f": "true f", "1 x": "false", "2 x f": "false"} {
@@ -241,39 +225,11 @@ func TestSchemaRecords(t *testing.T) {
 	}
 }
 
-// TestBulkOfASchema: when a client expects bulk prewrites, and may send one.
-func TestBulkOfASchema(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		primary := format.Cell{Table: "t", Row: "p", Family: "f", Qualifier: "q"}
-		secondary := primary
-		secondary.Row = "s"
-		src := &SchemaSource{}
-		if src.Bulk() || src.Expiries() != nil {
-			t.Error("a table that was not opened has bulk prewrites")
-		}
-		for _, tt := range []struct {
-			from        tso.Timestamp
-			allowed     bool
-			age         time.Duration
-			bulk, allow bool // at 100
-		}{{0, false, 0, false, false}, {0, false, SchemaNotice, false, false}, {0, false, SchemaNotice + 1, true, false}, {100, false, 0, true, false}, {100, true, 0, true, true}, {101, true, 0, true, false}} {
-			src.latest.Store(&Schema{bulkFrom: tt.from, bulk: tt.allowed, read: time.Now().Add(-tt.age)})
-			if src.Bulk() != tt.bulk || src.AllowsBulk(100) != tt.allow {
-				t.Errorf("%+v: bulk %t, allowed %t", tt, src.Bulk(), src.AllowsBulk(100))
-			}
-			want := tt.from == 100
-			if src.MayBeBulk(&format.Lock{Cell: secondary, Primary: primary, StartTS: 100}) != want || src.MayBeBulk(&format.Lock{Cell: primary, Primary: primary, StartTS: 100}) {
-				t.Errorf("%+v: a lock may be of a bulk prewrite: %t", tt, !want)
-			}
-		}
-	})
-}
-
 // TestMergeOfSchemas: an answer that arrives late does not undo what a later read found. Families come
 // from the later verification, if the client verifies them.
 func TestMergeOfSchemas(t *testing.T) {
 	now := time.Now()
-	old := &Schema{Families: []string{"old"}, readNumber: 5, loaded: now, reloadAge: 1, check: "old", bulkFrom: 1}
+	old := &Schema{Families: []string{"old"}, readNumber: 5, loaded: now, reloadAge: 1, check: "old", Adopted: 1}
 	if s := (&Schema{}); s.merge(nil, true) != s {
 		t.Error("the first schema changed")
 	}
@@ -286,9 +242,9 @@ func TestMergeOfSchemas(t *testing.T) {
 		{6, 1, true, "new new new"}, {6, 1, false, "new new new"}, {4, 1, true, "old new new"}, {4, 1, false, "old old new"},
 		{6, -1, true, "new old old"}, {6, -1, false, "new new old"}, {5, 0, true, "new new new"}, {4, -1, true, "old old old"},
 	} {
-		s := &Schema{Families: []string{"new"}, readNumber: tt.number, loaded: now.Add(tt.loaded), reloadAge: 2, check: "new", bulkFrom: 2}
+		s := &Schema{Families: []string{"new"}, readNumber: tt.number, loaded: now.Add(tt.loaded), reloadAge: 2, check: "new", Adopted: 2}
 		got := s.merge(old, tt.verified)
-		record := map[tso.Timestamp]string{1: "old", 2: "new"}[got.bulkFrom]
+		record := map[tso.Timestamp]string{1: "old", 2: "new"}[got.Adopted]
 		if says := record + " " + got.Families[0] + " " + got.check; says != tt.want || (got.check == "new") != (got.reloadAge == 2 && got.loaded.Equal(s.loaded)) || got == s {
 			t.Errorf("%+v: %s, %+v", tt, says, got)
 		}

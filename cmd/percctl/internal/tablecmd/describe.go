@@ -68,7 +68,6 @@ type description struct {
 	Table         string              `json:"table"`                   // name of the table
 	MetadataTable string              `json:"metadata_table"`          // metadata table of the deployment
 	FormatVersion uint32              `json:"format_version" unit:"-"` // version of the storage format
-	BulkPrewrite  bool                `json:"bulk_prewrite"`           // whether transactions may lock many rows with one request
 	AdoptedTS     tso.Timestamp       `json:"adopted_ts,omitempty"`    // oracle time at which the table was adopted; left out for percctl table init
 	AdoptedTime   string              `json:"adopted_time,omitempty"`  // adopted_ts as a time
 	Families      []describedFamily   `json:"families"`                // families of the table
@@ -94,7 +93,6 @@ type describedObserved struct {
 var roles = map[string]string{
 	format.LockFamily: "locks", format.WriteFamily: "write records", format.MarkFamily: "rollback and lock-only marks",
 	format.NotifyFamily: "notifications", format.AckFamily: "acknowledgments of observers",
-	format.BulkFamily: "nothing; it says that the table allows bulk prewrites",
 }
 
 func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
@@ -111,7 +109,7 @@ func (o *describeOptions) run(ctx context.Context, s *session.Session) error {
 	}
 	out := &description{
 		Project: s.Connect.Project, Instance: s.Connect.Instance, Table: o.table, MetadataTable: s.Connect.MetadataTable,
-		FormatVersion: d.FormatVersion, BulkPrewrite: d.BulkPrewrite, AdoptedTS: d.AdoptedTS, AdoptedTime: cli.Time(d.AdoptedTS),
+		FormatVersion: d.FormatVersion, AdoptedTS: d.AdoptedTS, AdoptedTime: cli.Time(d.AdoptedTS),
 		Families: describeFamilies(info, d.Expiries), Observed: []describedObserved{},
 	}
 	for _, c := range d.Observed {
@@ -148,9 +146,6 @@ func (d *description) text(w io.Writer) error {
 	adopted := ""
 	if d.AdoptedTS > 0 {
 		adopted = ", adopted at " + cli.Stamp(d.AdoptedTS)
-	}
-	if d.BulkPrewrite {
-		adopted += ", bulk prewrites"
 	}
 	fmt.Fprintf(w, "table %s, project %s, instance %s, metadata table %s\n  format version %d%s\n\n", d.Table, d.Project, d.Instance, d.MetadataTable, d.FormatVersion, adopted)
 	table := cli.NewTable(w)

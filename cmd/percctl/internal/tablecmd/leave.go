@@ -72,7 +72,7 @@ func (l *leaving) text(w io.Writer) error {
 	if l.Left {
 		return cli.Textf("table %s is a plain one: %s read, %d rewritten with %s; %s resolved\n", l.Table, cli.Count(l.Rows, "row"), l.Changed, cli.Count(l.Cells, "value"), cli.Count(l.Locks, "lock"))(w)
 	}
-	err := cli.Textf("table %s: to remove: the schema record; after %v, all versions but the newest, and the metadata families (%s, and _bulk if it exists)\n", l.Table, time.Duration(l.Wait*1e9), metadataFamilies)(w)
+	err := cli.Textf("table %s: to remove: the schema record; after %v, all versions but the newest, and the metadata families (%s)\n", l.Table, time.Duration(l.Wait*1e9), metadataFamilies)(w)
 	for _, p := range l.Policies {
 		err = errors.Join(err, p.text(w))
 	}

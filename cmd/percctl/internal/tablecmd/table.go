@@ -10,10 +10,8 @@ import (
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/connect"
-	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/session"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/admin/bulkprewrite"
 )
 
 // NewCmd returns the table command.
@@ -32,7 +30,6 @@ type initOptions struct {
 	connect  connect.Flags
 	table    string
 	families []string
-	bulk     bool
 	timeout  time.Duration
 	format   cli.Format
 }
@@ -52,13 +49,11 @@ func newInitCmd(s *cli.Streams) *cobra.Command {
 		Short: "Create a transactional table, or add the metadata families to one",
 		Long: `Create a transactional table, or make an existing one transactional. The command
 creates what is missing of the metadata table, the table, its data families and the
-metadata families (` + metadataFamilies + `, and with
---bulk-prewrite _bulk), checks that no family has a garbage-collection policy, and
-records the schema. Cells that are in the table stay
-as they are and count as committed before every transaction. To run the command
-twice is harmless. --bulk-prewrite changes an existing table, too: that takes two
-minutes, and all clients must run this release. For a table that is in use,
-percctl table adopt checks more.`,
+metadata families (` + metadataFamilies + `), checks that
+no family has a garbage-collection policy, and records the schema. Cells that are
+in the table stay as they are and count as committed before every transaction. To
+run the command twice is harmless. For a table that is in use, percctl table adopt
+checks more.`,
 		Example: `  percctl table init accounts --families bal,info --project my-project --instance my-instance`,
 		Args:    cli.ExactArgs(1, "one, the name of the table"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -69,7 +64,6 @@ percctl table adopt checks more.`,
 	o.connect.Add(cmd.Flags())
 	o.connect.AddEmbedded(cmd.Flags())
 	cmd.Flags().StringSliceVar(&o.families, "families", nil, "data families to create if they are missing, separated by commas")
-	cmd.Flags().BoolVar(&o.bulk, "bulk-prewrite", false, "allow transactions to lock many rows with one request (releases before refuse the table)")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 3*time.Minute, "stop after this time")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	cli.Prints(cmd, cli.ObjectOf[initialized]())
@@ -88,14 +82,7 @@ func (o *initOptions) run(ctx context.Context) error {
 			return err
 		}
 		defer closeAll()
-		if err := admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families, BulkPrewrite: o.bulk}); err != nil || !o.bulk {
-			return err
-		}
-		client, err := txn.NewClient(ctx, bt, txn.Config{MetadataTable: o.connect.MetadataTable, TokenTTL: -1, Admin: adminClient})
-		if err != nil {
-			return err
-		}
-		return session.Resumable(ctx, errors.Join(bulkprewrite.Allow(ctx, client, o.table), client.Close(context.WithoutCancel(ctx))))
+		return admin.InitTable(ctx, adminClient, bt, o.connect.MetadataTable, admin.TableSpec{Name: o.table, Families: o.families})
 	})
 	if errors.Is(err, txn.ErrInvalid) {
 		return cli.Usagef("%w", err)

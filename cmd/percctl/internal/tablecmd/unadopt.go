@@ -79,7 +79,7 @@ func (u *undoing) text(w io.Writer) (err error) {
 	case u.Undone:
 		_, err = fmt.Fprintf(w, "table %s is a plain one again, its rows are unchanged (project %s, instance %s)\n", u.Table, u.Project, u.Instance)
 	default:
-		_, err = fmt.Fprintf(w, "project %s, instance %s, table %s: no transaction has written\n  to remove: the schema record; after %v, the metadata families (%s, and _bulk if it exists)\n", u.Project, u.Instance, u.Table, time.Duration(u.Wait*1e9), metadataFamilies)
+		_, err = fmt.Fprintf(w, "project %s, instance %s, table %s: no transaction has written\n  to remove: the schema record; after %v, the metadata families (%s)\n", u.Project, u.Instance, u.Table, time.Duration(u.Wait*1e9), metadataFamilies)
 		for _, p := range u.Policies {
 			err = errors.Join(err, p.text(w))
 		}

@@ -109,7 +109,7 @@ read from one snapshot, those with _stale from snapshots that may be 100 ms old.
 A floor is the ratio of the raw requests that our operation needs at least, with the
 simplest filters and the same data: for reads the request that returns locks, records and
 values, without a timestamp. For writes of many rows it is the fewest requests that are
-known, those of a bulk prewrite. write10_requests are those of a prewrite row by row.`,
+known, those of a bulk prewrite.`,
 		Example: `  lab bench compare
   lab bench compare --served -o json`,
 		Args: cli.NoArgs,
@@ -130,34 +130,29 @@ known, those of a bulk prewrite. write10_requests are those of a prewrite row by
 // A compareReport is what lab bench compare prints. The ratios at the top are those of
 // the figures.
 type compareReport struct {
-	Read          float64     `json:"read_ratio"`             // reads of one cell, each in a snapshot of its own, a second, over raw ones
-	Latest        float64     `json:"latest_ratio"`           // reads of the latest state of one cell, which need no timestamp
-	ReadStale     float64     `json:"read_stale_ratio"`       // the same if a snapshot may be 100 ms old, and so needs no timestamp of its own
-	ReadShared    float64     `json:"read_shared_ratio"`      // the same from one snapshot
-	RowRead       float64     `json:"row_read_ratio"`         // reads of one row
-	RowReadShared float64     `json:"row_read_shared_ratio"`  // the same from one snapshot
-	WideRowRead   float64     `json:"row10_read_ratio"`       // reads of one row of ten columns
-	Batch100      float64     `json:"batch100_read_ratio"`    // rows in reads of 100 rows
-	Scan          float64     `json:"scan_ratio"`             // rows in scans of 1000 rows
-	Write         float64     `json:"write_ratio"`            // transactions that write one cell, over raw Apply
-	WriteCAM      float64     `json:"write_cam_ratio"`        // the same over half the rate of raw CheckAndMutateRow: a commit needs at least two of them
-	Write3        float64     `json:"write3_ratio"`           // transactions that write three rows, over raw ApplyBulk
-	Write10       float64     `json:"write10_ratio"`          // of ten rows
-	Write100      float64     `json:"write100_ratio"`         // of 100 rows
-	Write1000     float64     `json:"write1000_ratio"`        // of 1,000 rows
-	Bulk3         float64     `json:"write3_bulk_ratio"`      // transactions that write three rows by a bulk prewrite, over raw ApplyBulk
-	Bulk10        float64     `json:"write10_bulk_ratio"`     // of ten rows
-	Bulk100       float64     `json:"write100_bulk_ratio"`    // of 100 rows
-	Bulk1000      float64     `json:"write1000_bulk_ratio"`   // of 1,000 rows
-	Write10Reqs   float64     `json:"write10_requests_ratio"` // the raw requests that a transaction of ten rows sends, over raw ApplyBulk
-	Change        float64     `json:"change_ratio"`           // transactions that read a cell and write it, over a raw read and a conditional mutation
-	Change2       float64     `json:"change2_ratio"`          // of two rows
-	ForUpdate     float64     `json:"for_update_ratio"`       // transactions that read a cell for update and write it, over those that read it with Get
-	Machine       rig.Machine `json:"machine"`                // where and when
-	Seconds       float64     `json:"seconds"`                // of the whole measurement
-	Callers       int         `json:"callers"`                // concurrent
-	Oracle        string      `json:"oracle"`                 // direct or served
-	Figures       []figure    `json:"figures"`                // all figures, with the numbers behind them
+	Read          float64     `json:"read_ratio"`            // reads of one cell, each in a snapshot of its own, a second, over raw ones
+	Latest        float64     `json:"latest_ratio"`          // reads of the latest state of one cell, which need no timestamp
+	ReadStale     float64     `json:"read_stale_ratio"`      // the same if a snapshot may be 100 ms old, and so needs no timestamp of its own
+	ReadShared    float64     `json:"read_shared_ratio"`     // the same from one snapshot
+	RowRead       float64     `json:"row_read_ratio"`        // reads of one row
+	RowReadShared float64     `json:"row_read_shared_ratio"` // the same from one snapshot
+	WideRowRead   float64     `json:"row10_read_ratio"`      // reads of one row of ten columns
+	Batch100      float64     `json:"batch100_read_ratio"`   // rows in reads of 100 rows
+	Scan          float64     `json:"scan_ratio"`            // rows in scans of 1000 rows
+	Write         float64     `json:"write_ratio"`           // transactions that write one cell, over raw Apply
+	WriteCAM      float64     `json:"write_cam_ratio"`       // the same over half the rate of raw CheckAndMutateRow: a commit needs at least two of them
+	Write3        float64     `json:"write3_ratio"`          // transactions that write three rows, over raw ApplyBulk
+	Write10       float64     `json:"write10_ratio"`         // of ten rows
+	Write100      float64     `json:"write100_ratio"`        // of 100 rows
+	Write1000     float64     `json:"write1000_ratio"`       // of 1,000 rows
+	Change        float64     `json:"change_ratio"`          // transactions that read a cell and write it, over a raw read and a conditional mutation
+	Change2       float64     `json:"change2_ratio"`         // of two rows
+	ForUpdate     float64     `json:"for_update_ratio"`      // transactions that read a cell for update and write it, over those that read it with Get
+	Machine       rig.Machine `json:"machine"`               // where and when
+	Seconds       float64     `json:"seconds"`               // of the whole measurement
+	Callers       int         `json:"callers"`               // concurrent
+	Oracle        string      `json:"oracle"`                // direct or served
+	Figures       []figure    `json:"figures"`               // all figures, with the numbers behind them
 }
 
 func (o *compareOptions) run(ctx context.Context) error {
@@ -173,21 +168,16 @@ func (o *compareOptions) report(ctx context.Context) (rep compareReport, err err
 	rep = compareReport{Machine: rig.ThisMachine(), Callers: o.callers, Oracle: o.oracleMode(), Figures: []figure{}}
 	cells := rig.TableSpec{Name: "cells", Rows: o.rows, Columns: 1, Bytes: o.size}
 	wide := rig.TableSpec{Name: "wide", Rows: o.rows / 10, Columns: 10, Bytes: o.size}
-	bulk := cells
-	bulk.Name, bulk.Bulk = "bulk", true
-	for _, p := range append(o.reads(cells, wide), o.writes(cells, bulk)...) {
+	for _, p := range append(o.reads(cells, wide), o.writes(cells)...) {
 		if !p.has(o.only) {
 			continue
 		}
 		rig.Progress(o.streams, "%s", p.name)
-		tables := []rig.TableSpec{cells}
-		switch {
-		case p.wide:
-			tables[0] = wide
-		case p.bulk:
-			tables = append(tables, bulk)
+		table := cells
+		if p.wide {
+			table = wide
 		}
-		figures, err := o.separately(ctx, p, tables...)
+		figures, err := o.separately(ctx, p, table)
 		if err != nil {
 			return rep, fmt.Errorf("%s: %w", p.name, err)
 		}
@@ -223,7 +213,7 @@ func (o *shared) oracleMode() string {
 
 // The goals for the ratios, and the paper's results.
 var (
-	goals  = map[string]float64{"read": .65, "latest": .72, "batch100_read": .5, "scan": .48, "write": .33, "write_cam": .7, "write10": .15, "write100": .13, "write10_bulk": .15, "write100_bulk": .13}
+	goals  = map[string]float64{"read": .65, "latest": .72, "batch100_read": .5, "scan": .48, "write": .33, "write_cam": .7, "write10": .15, "write100": .13}
 	papers = map[string]float64{"read": .94, "write": .23}
 )
 
@@ -264,7 +254,7 @@ func (o *compareOptions) reads(cells, wide rig.TableSpec) []pairing {
 }
 
 // writes are pairings that write the table.
-func (o *compareOptions) writes(t, bulk rig.TableSpec) []pairing {
+func (o *compareOptions) writes(t rig.TableSpec) []pairing {
 	all := []pairing{{name: "writes of one cell", members: []member{
 		{"Apply", o.on(t, "raw-write", 0)},
 		{"CheckAndMutateRow", o.on(t, "raw-condition", 0)},
@@ -273,17 +263,11 @@ func (o *compareOptions) writes(t, bulk rig.TableSpec) []pairing {
 	}, comparisons: []comparison{{figure: "write", ours: 2, floor: 3}, {figure: "write_cam", ours: 2, raw: 1, halved: true}}}}
 	for _, n := range []int{3, 10, 100, 1000} {
 		name := fmt.Sprint("write", n)
-		p := pairing{name: fmt.Sprintf("writes of %d rows", n), bulk: true, members: []member{
+		all = append(all, pairing{name: fmt.Sprintf("writes of %d rows", n), members: []member{
 			{fmt.Sprintf("ApplyBulk of %d rows", n), o.on(t, "raw-writes", n)},
 			{fmt.Sprintf("transaction that writes %d rows", n), o.on(t, "writes", n)},
 			{"two CheckAndMutateRow, two ApplyBulk and a ReadRows: the fewest requests known", o.on(t, "raw-bulk", n)},
-			{fmt.Sprintf("transaction that writes %d rows, by a bulk prewrite", n), o.on(bulk, "writes", n)},
-		}, comparisons: []comparison{{figure: name, ours: 1, floor: 2}, {figure: name + "_bulk", ours: 3, floor: 2}}}
-		if n == 10 {
-			p.members = append(p.members, member{"eleven CheckAndMutateRow and an ApplyBulk of nine rows: the requests that the transaction sends", o.on(t, "raw-requests", n)})
-			p.comparisons = append(p.comparisons, comparison{figure: name + "_requests", ours: 4})
-		}
-		all = append(all, p)
+		}, comparisons: []comparison{{figure: name, ours: 1, floor: 2}}})
 	}
 	return append(all, o.changes(t, "change", "a row", 1), o.changes(t, "change2", "two rows", 2), o.pair(t, "for_update", 1,
 		"change-get", "Get, Set and Commit", "change", "GetForUpdate, Set and Commit"))
@@ -321,8 +305,7 @@ func (r *compareReport) summarize() {
 	top := map[string]*float64{
 		"read": &r.Read, "latest": &r.Latest, "read_stale": &r.ReadStale, "read_shared": &r.ReadShared, "row_read": &r.RowRead, "row_read_shared": &r.RowReadShared, "row10_read": &r.WideRowRead,
 		"batch100_read": &r.Batch100, "scan": &r.Scan, "write": &r.Write, "write_cam": &r.WriteCAM,
-		"write3_bulk": &r.Bulk3, "write10_bulk": &r.Bulk10, "write100_bulk": &r.Bulk100, "write1000_bulk": &r.Bulk1000,
-		"write3": &r.Write3, "write10": &r.Write10, "write100": &r.Write100, "write1000": &r.Write1000, "write10_requests": &r.Write10Reqs, "change": &r.Change, "change2": &r.Change2, "for_update": &r.ForUpdate,
+		"write3": &r.Write3, "write10": &r.Write10, "write100": &r.Write100, "write1000": &r.Write1000, "change": &r.Change, "change2": &r.Change2, "for_update": &r.ForUpdate,
 	}
 	for i := range r.Figures {
 		f := &r.Figures[i]

@@ -30,9 +30,8 @@ so that the figures include neither the emulator nor the oracle. Raw operations 
 ours take turns, as in bench compare.
 
 A read is one ReadRows. A transaction that writes one cell is two CheckAndMutateRow;
-one that writes ten rows is eleven, and one MutateRows; by a bulk prewrite it is two of each,
-and one ReadRows. The raw operations send the
-same kinds of requests, with one cell and the simplest filter each.`,
+one that writes ten rows is two, two MutateRows and one ReadRows. The raw operations
+send the same kinds of requests, with one cell and the simplest filter each.`,
 		Example: `  lab bench cpu`,
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -90,12 +89,8 @@ func (o *cpuOptions) report(ctx context.Context) (rep cpuReport, err error) {
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	cells := rig.TableSpec{Name: "cells", Rows: 1000, Columns: 1, Bytes: 100}
-	bulk := cells
-	bulk.Name, bulk.Bulk = "bulk", true
-	for _, t := range []rig.TableSpec{cells, bulk} {
-		if err := r.WithAdmin(ctx, t.Init); err != nil {
-			return rep, err
-		}
+	if err := r.WithAdmin(ctx, cells.Init); err != nil {
+		return rep, err
 	}
 	r.Served = rig.LocalOracle
 	if err := r.Add(ctx, 1); err != nil {
@@ -110,16 +105,11 @@ func (o *cpuOptions) report(ctx context.Context) (rep cpuReport, err error) {
 		{"read of one row", "raw-row", "row-shared", 0, 0, 0},
 		{"read of 100 rows", "raw-rows", "rows", 100, 0, 0},
 		{"write of one cell", "raw-pair", "write", 0, 25, 50},
-		{"write of ten rows", "raw-requests", "writes", 10, 0, 0},
-		{"write of ten rows, by a bulk prewrite", "raw-bulk", "writes", 10, 0, 0},
-		{"write of 100 rows, by a bulk prewrite", "raw-bulk", "writes", 100, 0, 0},
+		{"write of ten rows", "raw-bulk", "writes", 10, 0, 0},
+		{"write of 100 rows", "raw-bulk", "writes", 100, 0, 0},
 	} {
 		rig.Progress(o.streams, "%s", c.name)
-		table := cells
-		if c.raw == "raw-bulk" {
-			table = bulk
-		}
-		line, err := o.line(ctx, r, o.on(table, c.raw, c.batch), o.on(table, c.op, c.batch))
+		line, err := o.line(ctx, r, o.on(cells, c.raw, c.batch), o.on(cells, c.op, c.batch))
 		if err != nil {
 			return rep, fmt.Errorf("%s: %w", c.name, err)
 		}

@@ -64,7 +64,7 @@ func compareShort(r *results) string {
 	var m markdown
 	m.head("Transaction", "Raw operation", "Rate (raw = 1)", "CPU time (raw = 1)", "Floor (raw = 1)")
 	for _, f := range r.Compare.Figures {
-		if f.Name == "write10_requests" || f.Name == "write_cam" {
+		if f.Name == "write_cam" {
 			continue // only the long table has it
 		}
 		m.row(f.What, f.Against, "**"+cli.Fixed(f.Ratio, 2)+"**", cli.Fixed(1/f.CPURatio, 1), orNone(f.Floor, 2))
@@ -83,7 +83,7 @@ func compareCharts(r *results) []drawing {
 	ours, least := charts.Series{Name: "this library", Colour: charts.OursColour}, charts.Series{Name: "the least raw requests with the same data", Colour: charts.RawColour}
 	for _, f := range r.Compare.Figures {
 		by[f.Name] = f
-		if strings.HasSuffix(f.Name, "_shared") || f.Name == "write10_requests" {
+		if strings.HasSuffix(f.Name, "_shared") {
 			continue
 		}
 		floor := math.NaN() // of this figure
@@ -153,7 +153,7 @@ func cpuCharts(r *results) []drawing {
 	c := charts.Chart{File: "performance-cpu", Title: "The client's own CPU time, with a stub that answers at once", Y: "µs for an operation, or for a row of one", Decimals: 1}
 	raw, ours := charts.Series{Name: "Bigtable client alone, as many requests", Colour: charts.RawColour}, charts.Series{Name: "this library on it", Colour: charts.OursColour}
 	for _, l := range r.CPU.Lines {
-		c.Groups = append(c.Groups, strings.NewReplacer(" of ", "\nof ", ", by a bulk prewrite", "\n(bulk)").Replace(l.Name))
+		c.Groups = append(c.Groups, strings.ReplaceAll(l.Name, " of ", "\nof "))
 		raw.Values, ours.Values = append(raw.Values, l.RawCPU/float64(l.Rows)), append(ours.Values, l.CPU/float64(l.Rows))
 	}
 	c.Series = []charts.Series{raw, ours}

@@ -18,7 +18,6 @@ import (
 type pairing struct {
 	name        string
 	wide        bool // of the table of rows of ten columns
-	bulk        bool // also of the table of bulk prewrites
 	members     []member
 	comparisons []comparison
 }

@@ -101,10 +101,10 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 	}
 	with := shared{streams: o.streams, callers: o.callers}
 	tables := map[string]rig.TableSpec{}
-	for _, name := range []string{"cells", "written", "bulk"} {
-		tables[name] = rig.TableSpec{Name: name, Rows: 10_000, Columns: 1, Bytes: 100, Bulk: name == "bulk"}
+	for _, name := range []string{"cells", "written"} {
+		tables[name] = rig.TableSpec{Name: name, Rows: 10_000, Columns: 1, Bytes: 100}
 	}
-	r, err := with.open(ctx, tables["cells"], tables["written"], tables["bulk"])
+	r, err := with.open(ctx, tables["cells"], tables["written"])
 	if err != nil {
 		return rep, err
 	}
@@ -115,17 +115,16 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 		{"read of 100 rows", "cells", "raw-rows", "rows", 100},
 		{"scan of 1000 rows", "cells", "raw-scan", "scan", 1000},
 		{"write of one cell", "written", "raw-write", "write", 0},
-		{"write of ten rows", "written", "raw-writes", "writes", 10},
-		{"write of ten rows, by a bulk prewrite", "bulk", "raw-bulk", "writes", 10},
-		{"write of 100 rows, by a bulk prewrite", "bulk", "raw-bulk", "writes", 100},
+		{"write of ten rows", "written", "raw-bulk", "writes", 10},
+		{"write of 100 rows", "written", "raw-bulk", "writes", 100},
 	} {
 		for _, op := range []string{p.raw, p.op} {
 			rig.Progress(o.streams, "%s, %s", p.name, op)
 			t := with.on(tables[p.table], op, p.batch)
 			t.Duration = o.duration
 			file := op
-			if p.table == "bulk" {
-				file = fmt.Sprint(op, "-bulk", p.batch)
+			if p.op == "writes" {
+				file += fmt.Sprint(p.batch)
 			}
 			line, err := profileTask(ctx, r, t, filepath.Join(dir, file))
 			if err != nil {
@@ -135,7 +134,7 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 			rep.Lines = append(rep.Lines, line)
 		}
 	}
-	return rep, r.Check(ctx, "cells", "written", "bulk")
+	return rep, r.Check(ctx, "cells", "written")
 }
 
 // profileTask carries out a task with profiles of client and emulator.

@@ -22,7 +22,6 @@ var operations = map[string]operation{
 	"raw-condition": rawCondition,
 	"raw-writes":    rawWrites,
 	"raw-pair":      rawPair,
-	"raw-requests":  rawRequests,
 	"raw-bulk":      rawBulk,
 	"raw-change":    rawChange,
 	"raw-changes":   rawChanges,
@@ -201,20 +200,6 @@ func rawPair(ctx context.Context, w *worker, t *Task, i int) error {
 		}
 	}
 	return nil
-}
-
-// rawRequests sends the requests of a transaction of Batch rows: a conditional mutation for
-// each, one more for the first, and one bulk mutation for the other rows.
-func rawRequests(ctx context.Context, w *worker, t *Task, i int) error {
-	for k := range t.Batch {
-		if err := t.conditional(ctx, w, t.turnRow(i*t.Batch+k)); err != nil {
-			return err
-		}
-	}
-	if err := t.conditional(ctx, w, t.turnRow(i*t.Batch)); err != nil {
-		return err
-	}
-	return t.bulk(ctx, w, i)
 }
 
 // rawBulk sends the fewest requests that are known for a transaction of Batch rows: two

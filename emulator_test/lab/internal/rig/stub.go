@@ -22,8 +22,6 @@ func newStubCmd(s *cli.Streams) *cobra.Command {
 		columns := []txn.Column{{Family: Family, Qualifier: ColumnOf(0)}}
 		stub, err := txntest.StartStub("127.0.0.1:0",
 			txntest.StubTable{Name: "cells", Columns: columns, Value: make([]byte, 100), CommitTS: stubTS},
-			txntest.StubTable{Name: "bulk", Columns: columns, Value: make([]byte, 100), CommitTS: stubTS},
-			txntest.StubTable{Name: "bulk-raw", Columns: columns, Value: make([]byte, 100)},
 			txntest.StubTable{Name: "cells-raw", Columns: columns, Value: make([]byte, 100)})
 		if err != nil {
 			return err

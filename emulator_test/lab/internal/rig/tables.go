@@ -19,8 +19,6 @@ type TableSpec struct {
 	Columns  int
 	Bytes    int // of a value
 	Versions int // of each cell; 0 is 1
-	// Bulk says that transactions may prewrite its rows in bulk.
-	Bulk bool
 }
 
 // Raw returns the name of the table without transactions.
@@ -28,7 +26,7 @@ func (t TableSpec) Raw() string { return t.Name + "-raw" }
 
 // Init makes both tables without rows.
 func (t TableSpec) Init(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient) error {
-	if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: t.Name, Families: []string{Family}, BulkPrewrite: t.Bulk}); err != nil {
+	if err := admin.InitTable(ctx, adminClient, bt, "", admin.TableSpec{Name: t.Name, Families: []string{Family}}); err != nil {
 		return err
 	}
 	if err := adminClient.CreateTable(ctx, t.Raw()); err != nil {

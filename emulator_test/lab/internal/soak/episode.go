@@ -99,7 +99,6 @@ func (e *episode) setUp(ctx context.Context, served bool) (*workload.Worker, err
 		return nil, err
 	}
 	for _, t := range e.load.Tables {
-		t.BulkPrewrite = e.rnd.IntN(2) == 0
 		if err := admin.InitTable(ctx, adminClient, bt, "", t); err != nil {
 			return nil, err
 		}

@@ -305,7 +305,8 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	if err != nil {
 		return err
 	}
-	cfg := drawnConfig(rand.New(rand.NewPCG(sp.Seed, 4)))
+	rnd := rand.New(rand.NewPCG(sp.Seed, 4))
+	cfg := drawnConfig(rnd)
 	cfg.Oracle = oracle
 	client, err := newClient(ctx, bt, cfg)
 	switch {
@@ -313,6 +314,9 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 		return nil // the history ended before it began to work
 	case err != nil:
 		return err
+	}
+	if rnd.IntN(2) == 0 {
+		txntest.BulkFrom(client, 1) // transactions write few rows
 	}
 	if load.Keep != nil {
 		load.Keep(client)

@@ -167,7 +167,7 @@ func impossible(err error) bool {
 // setUp makes the tables transactional.
 func (s *soak) setUp(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient, tables []string) (*txn.Client, error) {
 	for _, name := range tables {
-		spec := admin.TableSpec{Name: name, Families: []string{conformance.Family}, BulkPrewrite: true}
+		spec := admin.TableSpec{Name: name, Families: []string{conformance.Family}}
 		if name == s.docs {
 			spec.Observed = []txn.Column{docIn}
 		}
