@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/internal/combination"
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 var (

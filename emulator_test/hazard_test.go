@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // hours matches the scripts that take hours of virtual time.

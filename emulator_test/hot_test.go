@@ -16,9 +16,9 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A hotRun is the result of many goroutines that move money between ten accounts.

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // observerWorkload is the workload of a client process that runs the chain of

@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/history"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // simulated is how many histories TestSimulation makes, unless they are reduced.

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // busyRow delays each request by a round trip, up to a tenth more or less. The row takes one

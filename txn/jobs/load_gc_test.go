@@ -11,9 +11,9 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestLoadOfCollections: a garbage collection removes versions and deleted cells as fast as the

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A Verdict is the result for one mutant.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 var (

@@ -10,7 +10,7 @@ import (
 	"os/exec"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A usage is what a process and its descendants have used.

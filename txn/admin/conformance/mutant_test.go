@@ -5,10 +5,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/internal/front"
 	"github.com/percolator-bigtable/percolator/txn/internal/strict"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // mutants are servers that break one assumption each.

@@ -13,10 +13,10 @@ import (
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/internal/front"
 	"github.com/percolator-bigtable/percolator/txn/internal/strict"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A dice says for one of 300 requests that the fault happens, and counts these.

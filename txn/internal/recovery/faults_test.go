@@ -13,10 +13,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestResolveWithFaults: requests of a caller that resolves an expired lock of row "s" fail. It tries

@@ -16,7 +16,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/browser"
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // vendored are the libraries as the packages of npm have them: see app/vendor/README.md.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/browser"
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // overlaps are the labels of the graph's edges that cover a node or another label, or that

@@ -4,7 +4,7 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/percolator-bigtable/percolator/internal/long"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestScale holds the goals that a small deployment reaches, and says which others it is known to
