@@ -28,7 +28,7 @@ type State struct {
 	Failure      string             `json:"failure"`          // why the last read failed
 	Answered     float64            `json:"answered_seconds"` // time since Bigtable gave the last answer
 	Silent       bool               `json:"silent"`           // whether that is longer than two refreshes
-	MetricsError string             `json:"metrics_error"` // why metrics are missing
+	MetricsError string             `json:"metrics_error"`    // why metrics are missing
 }
 
 // A Summary is a transaction with locks, for a list.

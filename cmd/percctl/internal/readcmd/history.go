@@ -150,7 +150,9 @@ func noteReadings(e *Event, v admin.Version, all []admin.Reading) {
 	if v.Kind != admin.VersionPlain && (v.Kind != admin.VersionWrite || v.Write != format.KindPut) {
 		return
 	}
-	i := slices.IndexFunc(all, func(r admin.Reading) bool { return r.Cell == v.Cell && r.Lock == nil && r.CommitTS == v.TS && (r.Shown == admin.ShownPlain) == (v.Kind == admin.VersionPlain) })
+	i := slices.IndexFunc(all, func(r admin.Reading) bool {
+		return r.Cell == v.Cell && r.Lock == nil && r.CommitTS == v.TS && (r.Shown == admin.ShownPlain) == (v.Kind == admin.VersionPlain)
+	})
 	switch {
 	case i >= 0:
 		if next := i + 1; next < len(all) && all[next].Cell == v.Cell && all[next].Shown == admin.ShownExpired {
