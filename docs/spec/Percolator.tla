@@ -24,7 +24,7 @@ CONSTANTS
     BulkTxns,    \* transactions whose secondaries are locked without a condition
     Pass,        \* readers may raise the minimum commit_ts
     Collect,     \* "off", "all" (a run that reads every row) or "changes"
-    Close,       \* "off", "start" or "commit": which timestamp is compared with the closed one
+    Close,       \* "off"; "start", "commit": which timestamp is compared with the closed one; "raise"
     Once,        \* prewrites arrive at most once (for progress only)
     MaxLookups,  \* how many attempts to resolve a lock begin
     MaxRuns,     \* how many collections begin
@@ -40,6 +40,7 @@ VARIABLES
     lookups,                        \* resolvers: a lock that one saw, and its timestamp R
     rts, rd,                        \* readers: timestamp, what they have read
     safe, scanned, resolved, drained, runs, \* collection
+    target, raised,                 \* timestamp to close, and the rows whose locks have that minimum
     closed, closedCommits,          \* closed timestamp, what was committed up to it
     commits                         \* history: primaries that were committed
 
@@ -47,7 +48,7 @@ owner   == <<pc, sts, cts, acked, verified, validated, settled>>
 store   == <<lock, data, write, mark, minc>>
 reader  == <<rts, rd>>
 gc      == <<safe, scanned, resolved, drained, runs>>
-closing == <<closed, closedCommits>>
+closing == <<target, raised, closed, closedCommits>>
 vars    == <<clock, owner, store, net, arrived, lookups, reader, gc, closing, commits>>
 
 None   == "none"    \* nothing is visible
@@ -78,7 +79,7 @@ Init ==
     /\ net = {} /\ arrived = {} /\ lookups = {}
     /\ rts = [r \in Readers |-> 0] /\ rd \in [Readers -> {[c |-> c, v |-> Unread, need |-> {}] : c \in Cells}]
     /\ safe = 0 /\ scanned = {} /\ resolved = 0 /\ drained = 0 /\ runs = 0
-    /\ closed = 0 /\ closedCommits = {} /\ commits = {}
+    /\ target = 0 /\ raised = {} /\ closed = 0 /\ closedCommits = {} /\ commits = {}
 
 -----------------------------------------------------------------------------
 (* Owners *)
@@ -428,12 +429,36 @@ RemoveDelete(c) ==
 \* The fence of a closed timestamp ends: every client knows it.  Commits that were sent before are
 \* assumed not to arrive any more.
 EndClosing(p) ==
-    /\ Close # "off" /\ closed = 0 /\ p <= clock   \* one is enough
+    /\ Close \in {"start", "commit"} /\ closed = 0 /\ p <= clock   \* one is enough
     /\ closed' = p
     /\ closedCommits' = {x \in commits : x.c <= p}
     /\ net' = IF Bug = "late-commit" THEN net
               ELSE {m \in net : m.op = "commit" => IF Close = "start" THEN sts[m.t] > p ELSE m.ts > p}
-    /\ UNCHANGED <<clock, owner, store, arrived, lookups, reader, gc, commits>>
+    /\ UNCHANGED <<clock, owner, store, arrived, lookups, reader, gc, target, raised, commits>>
+
+\* Without a fence, and without an assumption about time: the closer raises the minimum commit_ts in
+\* each primary lock, as a reader does, and looks at one row after the other.
+StartClosing(p) ==
+    /\ Close = "raise" /\ target = 0 /\ p <= clock
+    /\ target' = p
+    /\ UNCHANGED <<clock, owner, store, net, arrived, lookups, reader, gc, raised, closed, closedCommits, commits>>
+
+RaiseForClosing(t) ==
+    /\ target > 0 /\ t \in lock[Primary[t]] /\ minc[t] < target
+    /\ net' = net \cup {Req("raise", t, Primary[t], target, minc[t])}
+    /\ UNCHANGED <<clock, owner, store, arrived, lookups, reader, gc, closing, commits>>
+
+SeeRaised(c) ==
+    /\ target > 0 /\ c \notin raised
+    /\ \A t \in lock[c] : Primary[t] = c => minc[t] >= target \/ Bug = "closed-without-raise"
+    /\ raised' = raised \cup {c}
+    /\ UNCHANGED <<clock, owner, store, net, arrived, lookups, reader, gc, target, closed, closedCommits, commits>>
+
+EndRaising ==
+    /\ target > 0 /\ closed = 0 /\ raised = Cells
+    /\ closed' = target
+    /\ closedCommits' = {x \in commits : x.c <= target}
+    /\ UNCHANGED <<clock, owner, store, net, arrived, lookups, reader, gc, target, raised, commits>>
 
 -----------------------------------------------------------------------------
 
@@ -461,7 +486,13 @@ Collector ==
     \/ \E c \in Cells : \/ ScanLocks(c) \/ SendCollect(c) \/ RemoveDelete(c)
                         \/ \E t \in Txns : RemoveMark(c, t)
 
-Next == OwnerStep \/ Arrive \/ Resolve \/ ReaderStep \/ Collector \/ \E p \in 1..clock : EndClosing(p)
+Closer ==
+    \/ \E p \in 1..clock : EndClosing(p) \/ StartClosing(p)
+    \/ EndRaising
+    \/ \E c \in Cells : SeeRaised(c)
+    \/ \E t \in Txns : RaiseForClosing(t)
+
+Next == OwnerStep \/ Arrive \/ Resolve \/ ReaderStep \/ Collector \/ Closer
 
 Spec == Init /\ [][Next]_vars
 

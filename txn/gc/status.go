@@ -123,6 +123,12 @@ func ReadStatus(ctx context.Context, client *txn.Client) (*Status, error) {
 	return s, err
 }
 
+// HoldsBack reports whether a hold keeps the safe point of the next run from reaching as far as the
+// retention allows. The retention is that of the last run, or the default if there was none.
+func (s *Status) HoldsBack(h Hold) bool {
+	return h.OldestTS <= s.Now.Add(-cmp.Or(s.Retention, DefaultRetention))
+}
+
 var phases = map[recordpb.GarbageRun_Phase]Phase{
 	recordpb.GarbageRun_PHASE_UNSPECIFIED: PhaseNone,
 	recordpb.GarbageRun_PHASE_FENCE:       PhaseFence,

@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -28,14 +29,21 @@ func durations(cmd *cobra.Command) {
 type durationValue struct{ pflag.Value }
 
 // Set reads a duration.
-func (v durationValue) Set(s string) error {
+func (v durationValue) Set(s string) error { return v.Value.Set(goDuration(s)) }
+
+// ParseDuration reads a duration as flags do.
+func ParseDuration(s string) (time.Duration, error) { return time.ParseDuration(goDuration(s)) }
+
+// goDuration is a duration as Go reads it.
+func goDuration(s string) string {
 	text := strings.ReplaceAll(strings.ReplaceAll(s, " ", ""), "min", "m")
-	if m := days.FindStringSubmatch(text); m != nil {
-		n, err := strconv.ParseFloat(m[1], 64)
-		if err != nil {
-			return err
-		}
-		text = strconv.FormatFloat(n*24, 'f', -1, 64) + "h" + text[len(m[0]):]
+	m := days.FindStringSubmatch(text)
+	if m == nil {
+		return text
 	}
-	return v.Value.Set(text)
+	n, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		return text
+	}
+	return strconv.FormatFloat(n*24, 'f', -1, 64) + "h" + text[len(m[0]):]
 }

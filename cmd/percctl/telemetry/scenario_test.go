@@ -139,7 +139,10 @@ func (s *scene) commits() {
 	for i := range 17 {
 		many = append(many, fmt.Sprint(i))
 	}
-	s.update(c, many...)
+	s.update(c, many...) // in bulk
+	one := s.env.NewClient(s.cfg)
+	txntest.BulkFrom(one, 100)
+	s.update(one, many...) // one by one
 	tx, err := c.Begin(ctx)
 	s.must(err)
 	tx.Rollback()

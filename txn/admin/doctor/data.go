@@ -204,7 +204,7 @@ func hanging(r *Result, table string, old map[tso.Timestamp]*heldLocks, process 
 	var who []string
 	for _, ts := range starts[:min(len(starts), shownOwners)] {
 		l := old[ts].first
-		owner := "a client without a token (nothing says whether it lives)"
+		owner := fmt.Sprintf("a client without a token (nothing says whether it lives; the lock's ttl ends in %s)", words.Between(now, l.ExpiresTS()))
 		if l.Owner != "" {
 			owner = "client " + l.Owner
 			if p := process[l.Owner]; p != "" {
@@ -217,7 +217,7 @@ func hanging(r *Result, table string, old map[tso.Timestamp]*heldLocks, process 
 		who = append(who, fmt.Sprintf("and %s more", words.Count(more, "transaction")))
 	}
 	first := old[starts[0]].first
-	r.find(Warning, table, fmt.Sprintf("%s that are older than a minute, of clients that may be alive; the oldest of a transaction that began %s ago: %s", count(sum(old)), words.Between(starts[0], now), strings.Join(who, "; ")),
+	r.find(Warning, table, fmt.Sprintf("%s older than a minute, of clients that may be alive; the oldest of a transaction that began %s ago: %s", count(sum(old)), words.Between(starts[0], now), strings.Join(who, "; ")),
 		"writers of the cells, and most readers, wait for these transactions. A large transaction may take that long; otherwise its client hangs",
 		fmt.Sprintf("stop the client; or percctl lock resolve --transaction %s %d --owner-dead", first.Primary, first.StartTS))
 }

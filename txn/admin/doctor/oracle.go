@@ -41,11 +41,12 @@ var oracleMode = Check{Name: "oracle", Timeout: 20 * time.Second, Run: func(ctx 
 	}
 	var none *admin.NoTimestampsError
 	if errors.As(d.served.Missing(), &none) {
-		subject, what := "oracle", "it is in served mode and no server leads"
+		subject, what, fix := "oracle", "it is in served mode and no server leads", "percctl tso serve, or percctl tso mode direct"
 		if none.Err != nil {
 			subject, what = cmp.Or(none.Address, "oracle"), "the leader does not answer: "+none.Err.Error()
+			fix += "; with TLS, --oracle-ca and --oracle-cert"
 		}
-		r.find(Error, subject, what, why+"; the other checks use the latest state that is stored, and the clock of this machine", "percctl tso serve, or percctl tso mode direct; with TLS, --oracle-ca and --oracle-cert")
+		r.find(Error, subject, what, why+"; the other checks use the latest state that is stored, and the clock of this machine", fix)
 		return nil
 	}
 	row, err := tso.ReadRow(ctx, d.served.Table, tso.RowConfig{}) // it may have moved

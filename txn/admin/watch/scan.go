@@ -111,15 +111,18 @@ func (s *Scan) ReadAgain(ctx context.Context, bt *bigtable.Client, before time.T
 	return false, nil
 }
 
-// Pass reads the next page of the pass over all rows, of a table whose pass is under way, and
-// else of the one whose last pass is the longest ago. It begins no pass of a table whose last
+// far is after every time at which something was read.
+var far = time.Unix(1<<40, 0)
+
+// Pass reads the next page of the pass over all rows, of the table that it has not read for the
+// longest: tables take turns. It begins no pass of a table whose last
 // one ended after a time.
 func (s *Scan) Pass(ctx context.Context, bt *bigtable.Client, since time.Time) (worked bool, err error) {
 	tables := s.byAge(func(t *Table) time.Time {
-		if !t.began.IsZero() {
-			return time.Time{}
+		if t.began.IsZero() && t.passEnded.After(since) {
+			return far
 		}
-		return t.passEnded
+		return t.paged
 	})
 	if len(tables) == 0 {
 		return false, nil
@@ -150,6 +153,7 @@ func (s *Scan) Pass(ctx context.Context, bt *bigtable.Client, since time.Time) (
 		end = found[len(found)-1].Key() + "\x00"
 	}
 	t.cover(start, end, found, at, s.room())
+	t.paged = at
 	if t.at = end; end == s.End {
 		t.end(time.Now())
 	}

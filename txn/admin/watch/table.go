@@ -30,6 +30,7 @@ type Table struct {
 	began time.Time // zero: none
 
 	passEnded time.Time
+	paged     time.Time // when a pass last read a page
 	omitted   bool      // something was left out in this pass
 	pages     []page    // in order of rows, those of the last pass and of this one
 	looked    time.Time // when columns and sample were read

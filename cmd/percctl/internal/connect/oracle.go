@@ -45,7 +45,7 @@ func (f *OracleFlags) Add(flags *pflag.FlagSet) {
 }
 
 // oraclePatience is how long commands look for a server that answers. People wait for them.
-const oraclePatience = 2500 * time.Millisecond
+const oraclePatience = 2 * time.Second
 
 // Client returns a client of the servers, or of the leader that the oracle's
 // row names. It has to be closed.

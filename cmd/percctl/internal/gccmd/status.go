@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -24,8 +25,9 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 		Use:   "status",
 		Short: "Show the safe point, the last run, and the clients that hold it back",
 		Long: `Show the safe point and its age, how far the last run came and what it removed, the
-collector that runs now, and the clients with open transactions or held snapshots,
-the oldest first. The command changes nothing.
+collector that runs now, and the clients that hold the safe point back: their open
+transactions, or snapshots with a hold, are older than the retention of the last run.
+A client that died may hold it back for some minutes. The command changes nothing.
 
 Exit status 4: a run was interrupted, and no collector continues it.`,
 		Example: `  percctl gc status
@@ -50,7 +52,7 @@ type status struct {
 	Run           runStatus     `json:"run"`                // the last run
 	Lease         string        `json:"lease_holder"`       // collector that runs now; empty if none does
 	LeaseLeft     float64       `json:"lease_left_seconds"` // time until another collector may take over
-	Holds         []gc.Hold     `json:"holds"`              // clients with an open transaction or a held snapshot, the oldest first
+	Holds         []gc.Hold     `json:"holds"`              // clients whose open transaction, or snapshot with a hold, is older than the retention and holds the safe point back, the oldest first
 }
 
 // A runStatus is the progress of the last run.
@@ -88,11 +90,15 @@ func NewStatus(ctx context.Context, s *session.Session) (*Status, error) {
 		Run:   runStatus{g.Run.Phase, g.Run.SafePoint, g.Run.Table, cli.Text([]byte(g.Run.Row)), g.Run.StartedTS, g.Run.UpdatedTS, g.Run.Owner, g.Run.Rows, g.Run.Versions, g.Run.Cells, g.Run.Bytes, g.Run.Parts, g.Run.Collectors, g.Run.Skipped},
 		Lease: g.Lease.Owner, LeaseLeft: g.Lease.Left.Seconds(), Holds: g.Holds,
 	}
+	if st.Now, err = s.Now(ctx); err != nil {
+		return nil, err
+	}
+	st.Holds = slices.DeleteFunc(st.Holds, func(h gc.Hold) bool { return !g.HoldsBack(h) })
 	if g.Run.Row == "" {
 		st.Run.Row = ""
 	}
 	if g.SafePoint > 0 {
-		st.AgeSeconds = g.Now.Sub(g.SafePoint).Seconds()
+		st.AgeSeconds = st.Now.Sub(g.SafePoint).Seconds()
 	}
 	return st, nil
 }
@@ -167,7 +173,11 @@ func (st *status) Facts() (facts [][2]string) {
 		add("skipped", skipped(k))
 	}
 	for _, h := range st.Holds {
-		add("held by", fmt.Sprintf("%s, at %s, %s old", holder(h), cli.Stamp(h.OldestTS), cli.Between(h.OldestTS, st.Now)))
+		why := "alive"
+		if h.ExpiresTS <= st.Now {
+			why = "dead for " + cli.Between(h.ExpiresTS, st.Now) + ", which ends the hold soon"
+		}
+		add("held by", fmt.Sprintf("%s, %s: its oldest transaction, or snapshot with a hold, is from %s, %s ago, which is longer than the retention", holder(h), why, cli.Stamp(h.OldestTS), cli.Between(h.OldestTS, st.Now)))
 	}
 	return facts
 }

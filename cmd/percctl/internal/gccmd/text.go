@@ -123,6 +123,7 @@ func progress(ctx context.Context, s *session.Session) func(gc.Progress) {
 	return func(p gc.Progress) {
 		switch p.Phase {
 		case gc.PhaseFence:
+			s.Progress.Of(0, 0, "") // that of the run before has ended
 			s.Progress.Set("waiting until every client knows the new safe point: %s left", cli.Duration(p.Left))
 		case gc.PhaseLocks:
 			s.Progress.Set("resolving old locks of table %s", p.Table)

@@ -94,6 +94,11 @@ type lister struct {
 }
 
 func (o *listOptions) run(ctx context.Context, s *session.Session) error {
+	if o.observer != "" { // a walk over the tables takes time
+		if err := s.CheckObserver(ctx, o.observer); err != nil && !o.dead { // dead letters outlive their observers
+			return err
+		}
+	}
 	now, err := s.Now(ctx)
 	if err != nil {
 		return err

@@ -177,7 +177,7 @@ func TestAges(t *testing.T) {
 // refreshes, also while a request hangs and has not failed.
 func TestSilent(t *testing.T) {
 	k, meter := keepMetered(t, 0)
-	s := picture.NewScanner(k, unbounded, meter, picture.Limits{Requests: 1e9, Bytes: 1e12})
+	s := picture.NewScanner(k, unbounded, meter, picture.Limits{Requests: 1e9, Bytes: 1e9})
 	if err := s.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}

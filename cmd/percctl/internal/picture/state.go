@@ -84,7 +84,7 @@ func (s *Scanner) State(ctx context.Context, since float64) (*State, error) {
 	waiting := min(time.Since(s.good), time.Since(s.woke)) // without viewers, nothing is asked
 	st.Answered, st.Silent = time.Since(s.good).Seconds(), waiting > 2*s.refresh()
 	if s.err != nil {
-		st.Failure = cli.Line(s.err.Error())
+		st.Failure = cli.Line(cli.Plain(s.err.Error()))
 	}
 	if _, err := s.Metrics.Rates(); err != nil {
 		st.MetricsError = "--metrics: " + cli.Line(err.Error())

@@ -58,7 +58,7 @@ func (p *Picture) oracleFact() Fact {
 		f.Words, f.Bad = "served mode, no server leads", true
 		for _, s := range p.Oracle.Servers {
 			if s.Error != "" {
-				f.Words += "; " + s.Address + ": " + s.Error
+				f.Words += "; " + s.Address + ": " + cli.Plain(s.Error)
 			}
 		}
 	default:
@@ -94,6 +94,9 @@ func (p *Picture) locksFact() Fact {
 
 func (p *Picture) oldestFact() Fact {
 	f := Fact{Name: "oldest lock", Words: "none"}
+	if p.Locks.More {
+		f.Words = "unknown so far"
+	}
 	if len(p.Locks.Listed) > 0 {
 		t := p.Locks.Listed[0]
 		f.Words = fmt.Sprintf("%s old, of %s %d: %s", cli.Seconds(p.Locks.OldestAge), t.Primary, t.StartTS, t.Verdict)

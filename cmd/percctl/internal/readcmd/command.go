@@ -3,7 +3,9 @@
 package readcmd
 
 import (
+	"fmt"
 	"strings"
+	"time"
 
 	"cloud.google.com/go/bigtable"
 
@@ -59,17 +61,34 @@ type atFlag struct {
 }
 
 func (f *atFlag) add(cmd *cobra.Command, o *session.Options) {
-	cmd.Flags().StringVar(&f.value, "at", "", "read at this timestamp, an integer or an RFC 3339 time (default: now)")
+	cmd.Flags().StringVar(&f.value, "at", "", "read at this time: a timestamp, an RFC 3339 time, a date (2026-11-20, 2026-11-20 05:30; UTC), or \"10m ago\" (default: now)")
 	o.Require(f.check)
+}
+
+// parseAt reads a time as people write it. now is by this machine's clock.
+func parseAt(text string, now time.Time) (tso.Timestamp, error) {
+	if ago, ok := strings.CutSuffix(text, " ago"); ok {
+		d, err := cli.ParseDuration(ago)
+		if err != nil || d < 0 {
+			return 0, fmt.Errorf("%q is no duration, like 90s, 10m or 2d", ago)
+		}
+		return tso.FromTime(now.Add(-d)), nil
+	}
+	for _, layout := range []string{"2006-01-02", "2006-01-02 15:04", "2006-01-02 15:04:05"} {
+		if t, err := time.Parse(layout, text); err == nil {
+			text = t.Format(time.RFC3339)
+		}
+	}
+	return tso.ParseTimestamp(text)
 }
 
 func (f *atFlag) check() error {
 	if f.value == "" {
 		return nil
 	}
-	ts, err := tso.ParseTimestamp(f.value)
+	ts, err := parseAt(f.value, time.Now())
 	if err != nil {
-		return cli.Usagef("--at: %w", err)
+		return cli.Usagef("--at: %w; or a date (2026-11-20 05:30, UTC), or \"10m ago\"", err)
 	}
 	if ts == 0 {
 		return cli.Usagef("--at %s: it is not a timestamp", f.value)

@@ -31,13 +31,13 @@ type historyOptions struct {
 func NewHistoryCmd(s *cli.Streams) *cobra.Command {
 	o := &historyOptions{}
 	cmd := &cobra.Command{
-		Use:   "history TABLE ROW",
+		Use:   "history TABLE ROW | CELL",
 		Short: "Show everything that is stored in a row, as a timeline",
 		Long: `Show all versions that are stored in a row in the order of their timestamps: data,
 locks, write records, markers, notify cells, acknowledgments and failures of
 observers, with what each means. Data from before the table was adopted comes first.
 Failures of observers have no timestamp (0). The command changes nothing and does
-not wait for locks.
+not wait for locks. With CELL, as other commands print it, it shows the cell's row.
 
 With --follow, the command prints what is stored next, and which locks are gone, until
 Ctrl-C. After each --interval it reads the locks and the versions of the last 25 hours
@@ -47,12 +47,7 @@ Exit status 3: the row is empty, without --follow.`,
 		Example: `  percctl history accounts bob
   percctl history accounts user%00/7 -o json --limit 20
   percctl history accounts bob --follow`,
-		Args: cli.ExactArgs(2, "two, TABLE and ROW", func(args []string) (err error) {
-			if o.row, err = session.ParseRow(args[1]); err != nil {
-				return cli.Usagef("%w", err)
-			}
-			return nil
-		}, cli.Into(&o.table)),
+		Args: o.args,
 		RunE: o.Runs(session.Looks, o.run),
 	}
 	o.Setup(cmd, s, session.PointTimeout, cli.ListOf[event](csvHeader))
@@ -72,6 +67,23 @@ Exit status 3: the row is empty, without --follow.`,
 	})
 	cmd.ValidArgsFunction = o.CompleteRows
 	return cmd
+}
+
+// args reads TABLE ROW, or CELL.
+func (o *historyOptions) args(cmd *cobra.Command, args []string) (err error) {
+	if len(args) == 1 && strings.Contains(args[0], "/") {
+		var c txn.Cell
+		if c, err = session.ParseCell(args[0]); err == nil {
+			o.table, o.row = c.Table, c.Row
+		}
+		return err
+	}
+	return cli.ExactArgs(2, "two, TABLE and ROW, or one, CELL", func(args []string) (err error) {
+		if o.row, err = session.ParseRow(args[1]); err != nil {
+			return cli.Usagef("%w", err)
+		}
+		return nil
+	}, cli.Into(&o.table))(cmd, args)
 }
 
 var csvHeader = []string{"ts", "time", "cell", "family", "kind", "start_ts", "commit_ts", "words", "value"}

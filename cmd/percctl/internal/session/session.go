@@ -56,6 +56,8 @@ type Session struct {
 	Where string
 	// LeftOut are tables that AllTables left out.
 	LeftOut []string
+	// Unread are tables that cannot be read, which AllTables left out.
+	Unread []string
 	// Connect says what Bigtable and Admin are connected to.
 	Connect  *connect.Flags
 	Bigtable *bigtable.Client
@@ -115,7 +117,10 @@ func (f *Flags) Run(ctx context.Context, s *cli.Streams, mode Mode, cfg txn.Conf
 		if err := sess.connect(ctx); err != nil {
 			return err
 		}
-		return run(ctx, sess)
+		if err := run(ctx, sess); err != nil {
+			return err
+		}
+		return sess.complete()
 	})
 }
 

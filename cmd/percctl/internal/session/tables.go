@@ -11,6 +11,8 @@ import (
 
 	"cloud.google.com/go/bigtable"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -65,7 +67,8 @@ func (t *Tables) Open(ctx context.Context, s *Session) ([]string, error) {
 }
 
 // AllTables opens all transactional tables. It leaves out those that were deleted and
-// have a schema record, with a warning for each.
+// have a schema record, and those that cannot be read, with a warning for each. For the
+// latter, the command exits with 4.
 func (s *Session) AllTables(ctx context.Context) ([]string, error) {
 	names, err := admin.Tables(ctx, s.Client())
 	if err != nil {
@@ -78,6 +81,8 @@ func (s *Session) AllTables(ctx context.Context) ([]string, error) {
 		case errors.Is(err, errDeleted):
 			fmt.Fprintf(s.Streams.Err, "warning: %s; the command leaves it out\n", cli.Line(err.Error()))
 			s.LeftOut = append(s.LeftOut, name)
+		case err != nil && tableAlone(err):
+			s.unread(name, err)
 		case err != nil:
 			return nil, err
 		default:
@@ -85,6 +90,33 @@ func (s *Session) AllTables(ctx context.Context) ([]string, error) {
 		}
 	}
 	return there, nil
+}
+
+// tableAlone reports whether an error is about one table, so that others may be read.
+func tableAlone(err error) bool {
+	switch status.Code(err) {
+	case codes.PermissionDenied, codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument, codes.Internal, codes.DataLoss:
+		return true
+	}
+	return errors.Is(err, txn.ErrFormatVersion) || errors.Is(err, txn.ErrCorrupt) || errors.Is(err, txn.ErrSchema)
+}
+
+// unread notes a table that cannot be read, and warns.
+func (s *Session) unread(table string, err error) {
+	if slices.Contains(s.Unread, table) {
+		return
+	}
+	s.Unread = append(s.Unread, table)
+	s.Progress.End()
+	fmt.Fprintf(s.Streams.Err, "warning: table %s cannot be read, and the command leaves it out: %s\n", cli.Line(table), cli.Line(cli.Plain(err.Error())))
+}
+
+// complete is the error of a command that has left tables out.
+func (s *Session) complete() error {
+	if len(s.Unread) == 0 {
+		return nil
+	}
+	return Foundf("%s left out that cannot be read: %s", cli.Count(len(s.Unread), "table"), some(s.Unread))
 }
 
 // Each calls f for each part of the range in each table. A part is what
@@ -97,7 +129,13 @@ func (t *Tables) Each(ctx context.Context, s *Session, tables []string, f func(t
 		for _, rows := range e.parts[i] {
 			s.Progress.Part(float64(done) / float64(e.total))
 			s.Progress.Set("reading table %s", name)
-			if err := f(name, rows); err != nil {
+			err := f(name, rows)
+			if err != nil && t.All && tableAlone(err) {
+				s.unread(name, err)
+				done += len(e.parts[i])
+				break
+			}
+			if err != nil {
 				return err
 			}
 			done++

@@ -50,8 +50,8 @@ func (o *expireOptions) parse() (err error) {
 	if o.text == "never" {
 		return nil
 	}
-	if o.after, err = time.ParseDuration(o.text); err != nil || o.after < time.Second {
-		return cli.Usagef("%q is not a duration of at least 1s, like 720h or 90m, and not never", o.text)
+	if o.after, err = cli.ParseDuration(o.text); err != nil || o.after < time.Second {
+		return cli.Usagef("%q is not a duration of at least 1s, like 30d, 720h or 90m, and not never", o.text)
 	}
 	return nil
 }

@@ -118,7 +118,7 @@ func newRowReport(s tso.RowState) RowReport {
 		r.Mode = "none"
 	}
 	if s.Limit > 0 {
-		r.Time = s.Limit.Time().Format(time.RFC3339Nano)
+		r.Time = cli.Time(s.Limit)
 	}
 	return r
 }
@@ -146,7 +146,7 @@ func (r RowReport) text(w io.Writer) error {
 		}
 	}
 	if r.To != 0 {
-		cli.WriteRow(t, "advance to", fmt.Sprintf("%d  %s", r.To, r.To.Time().Format(time.RFC3339Nano)))
+		cli.WriteRow(t, "advance to", fmt.Sprintf("%d  %s", r.To, cli.Time(r.To)))
 	}
 	if r.Changed != nil {
 		cli.WriteRow(t, "changed", fmt.Sprint(*r.Changed))

@@ -128,7 +128,17 @@ func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
 	if err := cli.Print(s.Out, opts.format, r, func(w io.Writer) error { return printStatus(w, r) }); err != nil {
 		return err
 	}
+	if len(opts.client.servers) > 0 && r.silent() {
+		return cmp.Or(rowErr, errSilent) // who names servers wants to know about these
+	}
 	return cmp.Or(rowErr, r.verdict())
+}
+
+var errSilent error = &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("no server answers: check their addresses and logs, and --tls flags")}
+
+// silent reports whether servers were asked, and none answered.
+func (r *Report) silent() bool {
+	return len(r.Servers) > 0 && !slices.ContainsFunc(r.Servers, func(s ServerReport) bool { return s.Error == "" })
 }
 
 // verdict is the error that the exit code comes from.
@@ -138,8 +148,8 @@ func (r *Report) verdict() error {
 		return nil
 	case r.Row != nil && r.Row.Mode != string(tso.ModeServed):
 		return nil
-	case len(r.Servers) > 0 && !slices.ContainsFunc(r.Servers, func(s ServerReport) bool { return s.Error == "" }):
-		return &cli.Error{Code: cli.ExitUnavailable, Err: errors.New("no server answers: check their addresses and logs, and --tls flags")}
+	case r.silent():
+		return errSilent
 	}
 	return &cli.Error{Code: cli.ExitFound, Err: errors.New("no server leads, so no transaction can begin: start one with percctl tso serve")}
 }

@@ -41,7 +41,7 @@ function turn() {
 
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, '').split('?');
-  const name = path in pages ? path : '';
+  const name = path in pages ? path : '', unknown = path !== name;
   const params = Object.fromEntries(new URLSearchParams(query ?? ''));
   for (const [n] of links) {
     const a = document.getElementById('nav-' + n);
@@ -52,7 +52,8 @@ function route() {
   if (here !== undefined) scrollTo(0, 0);
   here = name;
   main.replaceChildren();
-  page = pages[name](main, params);
+  page = unknown ? null : pages[name](main, params);
+  if (unknown) fill(main, h('p.empty', {}, `There is no page ${path}. `, h('a', { href: link('') }, 'Go to the overview')));
   if (state) shown();
 }
 

@@ -9,6 +9,7 @@ import * as api from './api.js';
 export function cards(s) {
   const all = [];
   const push = (kind, title, words, cmd, ...more) => all.push({ kind, title, words, cmd, more });
+  if (s.silent) push('bad', 'Bigtable does not answer', `The last answer is ${duration(Math.round(s.answered_seconds))} old, and so is all that this page shows. ${s.failure}`);
   const oracle = s.oracle;
   if (oracle.row?.mode === 'served' && !s.oracle.leader) push('bad', 'No timestamps', ['No transaction can begin or commit. The oracle: ', s.facts.find((f) => f.name === 'oracle').words, '. Start a server. To do without servers, run percctl tso mode direct. Ages are by the clock of the console.'], 'percctl tso serve');
   const dead = s.transactions.filter((t) => t.stranded);
@@ -49,7 +50,8 @@ const live = { lock: 'stranded locks', notify: 'observers', observer: 'observers
 const newer = (s) => new Set(cards(s).map((c) => live[c.cmd?.split(' ')[1]]));
 
 // found are the cards of what percctl doctor found.
-function found(report, s) {
+function found(health, s) {
+  const report = health?.report, old = health?.at ? Math.round(Date.now() / 1000 - health.at) : 0;
   const has = new Set(['workers', 'connection', ...(s.scan.complete ? Object.values(live) : newer(s))]);
   const all = [];
   for (const c of report?.checks ?? []) {
@@ -60,6 +62,7 @@ function found(report, s) {
       all.push({ kind: f.severity === 'error' ? 'bad' : 'warn', title: `${f.subject}: ${f.what}`, words: cmd ? f.why : `${f.why}. ${f.fix}`, cmd: cmd ? f.fix : '' });
     }
   }
+  if (old > 60) for (const c of all) c.words = [c.words, ` (Checked ${duration(old)} ago.)`];
   return all;
 }
 
@@ -124,7 +127,7 @@ export default function overview(main) {
       if (made ? made.running && Date.now() - asked > 900 : s.scan.complete || Date.now() - opened > 60_000) doctor(false);
       if (old() && !made.running && Date.now() - asked > 900) doctor(true);
       paint(health, checks(made, () => doctor(true), newer(s)));
-      const list = [...cards(s), ...found(made?.report, s)].sort((a, b) => (b.kind === 'bad') - (a.kind === 'bad')), bad = list.filter((c) => c.kind === 'bad').length;
+      const list = [...cards(s), ...found(made, s)].sort((a, b) => (b.kind === 'bad') - (a.kind === 'bad')), bad = list.filter((c) => c.kind === 'bad').length;
       paint(head, h('div.title', {}, h('h1', {}, list.length ? (list.length === 1 ? 'One thing needs attention' : `${list.length} things need attention`) : s.scan.complete ? 'Nothing needs attention' : 'Nothing found so far'),
         pill(bad ? 'bad' : list.length ? 'warn' : s.scan.complete ? 'ok' : 'note', bad ? 'broken' : list.length ? 'degraded' : s.scan.complete ? 'healthy' : 'first pass'), h('span.muted', {}, plural(s.tables.length, 'table') + ', ' + plural(s.workers.fresh, 'live client') + ', oracle ' + (s.oracle.leader ? 'served at ' + s.oracle.leader : s.oracle.row?.mode === 'served' ? 'without a server' : s.oracle.row?.mode + ' mode'))));
       paint(needs, list.slice(0, 8).map(showCard));
@@ -134,10 +137,10 @@ export default function overview(main) {
       paint(stats,
         metrics && stat('Commits', c ? rate(c.commits) + '/s' : '–', client('commits'), 'c1', c ? rate(c.conflicts) + ' conflicts/s' : 'waiting for metrics'),
         metrics && stat('Commit p99', duration(c?.commit_p99), client('commit_p99'), 'c2', 'p50 ' + duration(c?.commit_p50)),
-        stat('Locks', atLeast + num(s.locks.locks), (q) => q.locks, 'c1', 'of ' + plural(s.locks.transactions, 'transaction')),
-        stat('Oldest lock', s.locks.locks ? duration(s.locks.oldest_age_seconds) : 'none', (q) => q.oldest, 'c3', s.locks.to_leave ? plural(s.locks.to_leave, 'live owner') : ''),
-        stat('Pending changes', (s.notifications.more ? '≥ ' : '') + num(s.notifications.pending), (q) => q.pending, 'c2', num(s.notifications.failing) + ' failing'),
-        stat('Observer lag', duration(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
+        stat('Locks', s.locks.more && !s.locks.locks ? 'unknown' : atLeast + num(s.locks.locks), (q) => q.locks, 'c1', 'of ' + plural(s.locks.transactions, 'transaction')),
+        stat('Oldest lock', s.locks.locks ? atLeast + duration(s.locks.oldest_age_seconds) : s.locks.more ? 'unknown' : 'none', (q) => q.oldest, 'c3', s.locks.to_leave ? plural(s.locks.to_leave, 'live owner') : ''),
+        stat('Pending changes', s.notifications.more && !s.notifications.pending ? 'unknown' : (s.notifications.more ? '≥ ' : '') + num(s.notifications.pending), (q) => q.pending, 'c2', num(s.notifications.failing) + ' failing'),
+        stat('Observer lag', s.notifications.more && !p?.lag ? 'unknown' : duration(p?.lag ?? 0), (q) => q.lag, 'c4', plural(s.notifications.dead_letters, 'dead letter')),
         s.rates?.timestamps_per_second !== null && s.rates && stat('Oracle', rate(s.rates.timestamps_per_second) + '/s', (q) => q.rate, 'c4', 'timestamps, without ours'),
         stat('Age of safe point', s.gc.safe_point ? duration(s.gc.age_seconds) : 'none', null, '', s.gc.lease_holder ? 'collecting now' : s.gc.run.phase === 'none' ? 'never collected' : 'last run ' + s.gc.run.phase));
       paint(without, s.metrics_error ? h('p.hint', {}, icon('note'), s.metrics_error) : !metrics && h('p.hint', {}, icon('note'), h('span', {}, 'Commits, conflicts and latencies are known to clients alone. To see them, start the console with ', h('code', {}, '--metrics URL'), ' of a Prometheus or of clients.')));
