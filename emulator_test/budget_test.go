@@ -117,9 +117,9 @@ func TestRoundTrips(t *testing.T) {
 		{"write ten columns of one row", write([]string{"a"}, 1, 10),
 			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 1, txntest.StepCommit: 1}},
 		{"write ten rows", write([]string{"a"}, 10, 1),
-			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 10, txntest.StepCommit: 1, txntest.StepSecondaries: 1}},
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 2, txntest.StepRead: 1, txntest.StepCommit: 1, txntest.StepSecondaries: 1}},
 		{"write ten rows in each of two tables", write([]string{"a", "b"}, 10, 3),
-			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 20, txntest.StepCommit: 1, txntest.StepSecondaries: 2}},
+			map[txntest.Step]int{txntest.StepOracle: 2, txntest.StepPrewrite: 3, txntest.StepRead: 2, txntest.StepCommit: 1, txntest.StepSecondaries: 2}},
 
 		{"write nothing", func(ctx context.Context, c *txn.Client) error {
 			_, err := c.Update(ctx, func(context.Context, *txn.Txn) error { return nil })

@@ -22,10 +22,10 @@ func TestRequests(t *testing.T) {
 		{"a batch read", Kind{Reads: 1, ReadRows: 100}, KindPlan{Oracle: 1, Reads: 1, Requests: 2, RoundTrips: 2}},
 		{"a write", Kind{Rows: 1}, KindPlan{Oracle: 2, Prewrites: 1, Commits: 1, Requests: 4, RoundTrips: 4}},
 		{"many columns", Kind{Rows: 1, Cells: 10}, KindPlan{Oracle: 2, Prewrites: 1, Commits: 1, Requests: 4, RoundTrips: 4}},
-		{"ten rows", Kind{Rows: 10}, KindPlan{Oracle: 2, Prewrites: 10, Commits: 1, Secondary: 1, Requests: 14, RoundTrips: 4}},
-		{"ten rows in each of two tables", Kind{Rows: 20, Tables: 2}, KindPlan{Oracle: 2, Prewrites: 20, Commits: 1, Secondary: 2, Requests: 25, RoundTrips: 4}},
+		{"ten rows", Kind{Rows: 10}, KindPlan{Oracle: 2, Prewrites: 2, BulkRows: 9, Verifies: 1, Commits: 1, Secondary: 1, Requests: 7, RoundTrips: 4}},
+		{"ten rows in each of two tables", Kind{Rows: 20, Tables: 2}, KindPlan{Oracle: 2, Prewrites: 3, BulkRows: 19, Verifies: 2, Commits: 1, Secondary: 2, Requests: 10, RoundTrips: 4}},
 		{"a row in each of two tables", Kind{Rows: 2, Tables: 2}, KindPlan{Oracle: 2, Prewrites: 2, Commits: 1, Secondary: 1, Requests: 6, RoundTrips: 4}},
-		{"more rows than run at a time", Kind{Rows: 65}, KindPlan{Oracle: 2, Prewrites: 65, Commits: 1, Secondary: 1, Requests: 69, RoundTrips: 5}},
+		{"more rows than run at a time", Kind{Rows: 65, Tables: 65}, KindPlan{Oracle: 2, Prewrites: 65, Commits: 1, Secondary: 64, Requests: 132, RoundTrips: 5}},
 		{"a transfer", Kind{Reads: 2, Rows: 2}, KindPlan{Oracle: 2, Reads: 2, Prewrites: 2, Commits: 1, Secondary: 1, Requests: 8, RoundTrips: 6}},
 	} {
 		got := Workload{Oracle: Direct, RTT: 5, OracleRTT: 1, Parallelism: 64}.Requests(tt.kind)

@@ -28,7 +28,7 @@ const scanTimeout = 2 * time.Minute
 const grace = tso.Timestamp(time.Minute / time.Microsecond)
 
 // LongLock is how old a lock of a client that may be alive is at least before it is a warning: the
-// client may hang, and others wait.
+// client may hang, and other clients wait.
 const LongLock = time.Minute
 
 // shownOwners is how many transactions with old locks a finding names.

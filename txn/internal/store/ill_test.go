@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// A client remembers a bounded number of ill tablets. Those that wait for a forgotten one look again.
+// A client remembers a bounded number of ill tablets. Calls that wait for a forgotten one check again.
 func TestIllTabletsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := NewRequests(&scripted{}, Config{})

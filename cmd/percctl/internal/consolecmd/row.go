@@ -50,7 +50,7 @@ type read struct {
 	Text      string      `json:"text"`      // the value, or why there is none
 	Committed string      `json:"committed"` // when
 	Words     string      `json:"words"`
-	Primary   string      `json:"primary"` // of a transaction whose lock a read comes upon; empty if there is none
+	Primary   string      `json:"primary"` // of a transaction whose lock a read finds; empty if there is none
 	StartTS   string      `json:"start"`   // of that transaction
 }
 

@@ -92,7 +92,7 @@ func (s *Session) AllTables(ctx context.Context) ([]string, error) {
 	return there, nil
 }
 
-// tableAlone reports whether an error is about one table, so that others may be read.
+// tableAlone reports whether an error is about one table, so that the other tables can be read.
 func tableAlone(err error) bool {
 	switch status.Code(err) {
 	case codes.PermissionDenied, codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument, codes.Internal, codes.DataLoss:
