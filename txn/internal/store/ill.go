@@ -169,25 +169,33 @@ func (t *Table) NoteStall(row string) {
 	ill.pause = t.probePause()
 	if bounds == nil {
 		t.store.Background.Run(t.tabletBounds)
-	} else {
-		tablet := illRange{start: tabletStart(bounds, row), end: tabletEnd(bounds, row)}
-		// Those that wait for the row look again, and then wait for the tablet.
-		i.remove(func(r *illRange) bool {
-			if !tablet.has(r.start) {
-				return false
-			}
-			ill.start, ill.end = tablet.start, tablet.end
-			ill.stalled(r.low)
-			ill.stalled(r.high)
-			return true
-		})
 	}
 	i.ranges = append(i.ranges, ill)
+	i.widen(ill, bounds)
 	if len(i.ranges) > maxIll {
 		oldest := i.ranges[0]
 		i.remove(func(r *illRange) bool { return r == oldest })
 	}
 	i.some.Store(true)
+}
+
+// widen makes an ill row an ill tablet, if another row of it is ill and the client knows where it ends. Those
+// that wait for the other row look again, and then wait for the tablet. i.mu is held.
+func (i *illness) widen(ill *illRange, bounds []string) {
+	if bounds == nil || ill.end != ill.start+"\x00" || !slices.Contains(i.ranges, ill) {
+		return
+	}
+	row := ill.start
+	tablet := illRange{start: tabletStart(bounds, row), end: tabletEnd(bounds, row)}
+	i.remove(func(r *illRange) bool {
+		if r == ill || !tablet.has(r.start) {
+			return false
+		}
+		ill.start, ill.end = tablet.start, tablet.end
+		ill.stalled(r.low)
+		ill.stalled(r.high)
+		return true
+	})
 }
 
 // probePause paces the probes of one illness.
@@ -339,7 +347,13 @@ func (t *Table) probeOnce(ctx context.Context, r *illRange, opened chan struct{}
 	if t.probe(ctx, maxProbe, row) {
 		r.pause = t.probePause()
 		t.probed(ctx, r, row, true)
-	} else if r.pause.Wait(ctx, 0) != nil { // the client closes: nobody must wait any more
+		return
+	}
+	bounds := t.knownBounds() // rows that stalled before the client knew them
+	t.ill.mu.Lock()
+	t.ill.widen(r, bounds)
+	t.ill.mu.Unlock()
+	if r.pause.Wait(ctx, 0) != nil { // the client closes: nobody must wait any more
 		t.ill.mu.Lock()
 		defer t.ill.mu.Unlock()
 		t.ill.remove(func(x *illRange) bool { return x == r })
