@@ -155,7 +155,8 @@ func TestReadsEndWithTheirContext(t *testing.T) {
 // Requests that reach their own deadline are no deadline of the caller.
 func TestRequestTimeoutIsNotTheCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Second, LockTTL: time.Second})
+		// The requests end before the row counts as ill.
+		_, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: 900 * time.Millisecond, LockTTL: time.Second})
 		faults.On("requests of the row", stepOn(txntest.StepPrewrite, "bob"), txntest.Crash, 0)
 		faults.On("its reads", stepOn(txntest.StepRead, "bob"), txntest.Crash, 0)
 		_, err := beginSet(t, a, "1", "bob").Commit(t.Context())
