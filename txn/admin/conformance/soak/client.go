@@ -48,10 +48,10 @@ func start(ctx context.Context, s *soak, fail func(error)) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.end = end
+	var closeOracle func()
 	// Its first requests may get a fault.
 	for tries := 0; ; tries++ {
-		if c.txn, err = txn.NewClient(ctx, bt, s.config()); err == nil || ctx.Err() != nil || tries > 20 || expected(err) != nil {
+		if c.txn, closeOracle, err = s.open(ctx, bt); err == nil || ctx.Err() != nil || tries > 20 || expected(err) != nil {
 			break
 		}
 	}
@@ -59,6 +59,7 @@ func start(ctx context.Context, s *soak, fail func(error)) (*client, error) {
 		end()
 		return nil, err
 	}
+	c.end = func() { closeOracle(); end() }
 	ctx, c.cancel = context.WithCancel(ctx)
 	run := func(what string, f func() error) {
 		c.ended.Go(func() {

@@ -50,6 +50,7 @@ type soak struct {
 	docs      string
 	lists     []cell
 	meter     meter
+	order     order
 	processes atomic.Int64
 	observed  atomic.Int64
 
@@ -59,8 +60,17 @@ type soak struct {
 	faults  map[string]int
 }
 
-func (s *soak) config() txn.Config {
-	return txn.Config{MetadataTable: s.metadata, LockTTL: lockTTL, TokenTTL: tokenTTL, PassLocks: true}
+// open returns a client whose timestamps are checked, and what ends its oracle.
+func (s *soak) open(ctx context.Context, bt *bigtable.Client) (*txn.Client, func(), error) {
+	oracle := tso.NewDirect(bt.OpenTable(s.metadata), tso.DirectConfig{})
+	c, err := txn.NewClient(ctx, bt, txn.Config{
+		MetadataTable: s.metadata, Oracle: s.order.watch(oracle), LockTTL: lockTTL, TokenTTL: tokenTTL, PassLocks: true,
+	})
+	if err != nil {
+		_ = oracle.Close()
+		return nil, nil, err
+	}
+	return c, func() { _ = oracle.Close() }, nil
 }
 
 func (s *soak) doc(i int) cell {
@@ -121,12 +131,13 @@ func Run(ctx context.Context, connect conformance.Connect, cfg Config) (r *Repor
 			}
 		}()
 	}
-	client, err := s.setUp(ctx, bt, adminClient, r.Tables[1:])
+	client, closeOracle, err := s.setUp(ctx, bt, adminClient, r.Tables[1:])
 	if client != nil {
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockTTL)
 			defer cancel()
 			_ = client.Close(ctx)
+			closeOracle()
 		}()
 	}
 	if err == nil {
@@ -165,22 +176,22 @@ func impossible(err error) bool {
 }
 
 // setUp makes the tables transactional.
-func (s *soak) setUp(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient, tables []string) (*txn.Client, error) {
+func (s *soak) setUp(ctx context.Context, bt *bigtable.Client, adminClient *bigtable.AdminClient, tables []string) (*txn.Client, func(), error) {
 	for _, name := range tables {
 		spec := admin.TableSpec{Name: name, Families: []string{conformance.Family}}
 		if name == s.docs {
 			spec.Observed = []txn.Column{docIn}
 		}
 		if err := admin.InitTable(ctx, adminClient, bt, s.metadata, spec); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	client, err := txn.NewClient(ctx, bt, s.config())
+	client, closeOracle, err := s.open(ctx, bt)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// Before the first change: a writer needs to know the observed columns.
-	return client, changes.RegisterObserver(ctx, client, s.docs, docIn, observer, false)
+	return client, closeOracle, changes.RegisterObserver(ctx, client, s.docs, docIn, observer, false)
 }
 
 // disturb runs clients for the duration. It kills some and lets others stand still.
@@ -277,12 +288,14 @@ func (s *soak) finish(ctx context.Context, client *txn.Client, r *Report) error 
 	return nil
 }
 
-// checkHistory adds the anomalies of what transactions saw so far, and reports whether there are any.
+// checkHistory adds the anomalies of what transactions saw so far, and of all timestamps. It reports
+// whether there are any.
 func (s *soak) checkHistory(r *Report) bool {
-	found := history.SnapshotIsolation.Check(s.records)
-	for _, a := range found {
-		r.Anomalies = append(r.Anomalies, a.String())
+	found := s.order.anomalies()
+	for _, a := range history.SnapshotIsolation.Check(s.records) {
+		found = append(found, a.String())
 	}
+	r.Anomalies = append(r.Anomalies, found...)
 	return len(found) > 0
 }
 
