@@ -11,6 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A check reads the cell once for each observer of its worker. These tests are about what
@@ -53,6 +54,7 @@ func observeNothing(context.Context, *txn.Txn, txn.Cell) error { return nil }
 // has read the cell, and before the other observer of the column reads it. The second read
 // shows the notification, at a timestamp below the first one.
 func TestBackfillBetweenReads(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "b", false)
 		put(t, env.Client, input, "row", "v")
@@ -152,6 +154,7 @@ func TestChangeBetweenReads(t *testing.T) {
 // TestNewerThanDeadLetter: a cell changes whose last change is a dead letter, and there is
 // no hint. Another observer of the column has no worker, so the notifications stay.
 func TestNewerThanDeadLetter(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "a", false)
 		register(t, env.Client, input, "b", false)

@@ -19,11 +19,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestStoredConclusions: what a worker stores after a run that did not commit, and when it checks the cell again. If it
 // cannot store that, it checks the cell soon.
 func TestStoredConclusions(t *testing.T) {
+	long.RacedAtNight(t)
 	broken, stopped := errors.New("broken on purpose"), status.Error(codes.PermissionDenied, "refused on purpose")
 	between := func(most time.Duration) [2]time.Duration { return [2]time.Duration{most / 2, most} }
 	type stored struct {

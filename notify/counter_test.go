@@ -88,6 +88,7 @@ func TestCounterReads(t *testing.T) {
 
 // A backlog of a key is folded once, whatever the concurrency: the runs for its other shards only acknowledge.
 func TestCounterFoldsOnce(t *testing.T) {
+	long.RacedAtNight(t)
 	for name, workers := range map[string]int{"one worker": 1, "two workers, with advisory locks": 2} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, env *txntest.Env) {

@@ -72,6 +72,7 @@ func TestBackoffAcrossWorkers(t *testing.T) {
 // TestFailureIsKnownElsewhere: a worker that starts during a pause does not run the
 // observer before the pause has ended.
 func TestFailureIsKnownElsewhere(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		put(t, env.Client, input, "row", "v")
@@ -354,6 +355,7 @@ func TestLeftoverFailure(t *testing.T) {
 // TestSnooze: a snoozed change runs again when its time has come, by any worker, and no
 // attempt is counted.
 func TestSnooze(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		var times []time.Time
@@ -645,6 +647,7 @@ func TestUndeterminedInsideAnObserver(t *testing.T) {
 // and without limit, as if the run itself had conflicted. Fixed by comparing start
 // timestamps (classify, run.go).
 func TestConflictInsideAnObserver(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		ev := &events{}
 		w := newWorker(t, env.Client, notify.Config{OnEvent: ev.add, MaxAttempts: 3})

@@ -247,6 +247,7 @@ func TestEntryOfSlowCommit(t *testing.T) {
 
 // TestOtherTablesEntries: the backlog of a table costs nothing to workers of other tables.
 func TestOtherTablesEntries(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		env.CreateTable("others", "d")
 		other := columnOf("others", "d", "in")
@@ -376,6 +377,7 @@ func TestTabletOfJournalDown(t *testing.T) {
 
 // TestMissingTableWithEntries: of a table that was deleted while it has entries, a worker warns once.
 func TestMissingTableWithEntries(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		if err := admin.InitTable(t.Context(), env.Admin, env.Bigtable, "", admin.TableSpec{Name: "lost", Families: []string{"d"}}); err != nil {
 			t.Fatal(err)
@@ -411,6 +413,7 @@ func TestMissingTableWithEntries(t *testing.T) {
 // TestTableCreatedAgain: entries of a table that was deleted do no harm to one of the same name, whose
 // changes are found.
 func TestTableCreatedAgain(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))

@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // versions returns how many entries there are, of all cells.
@@ -47,6 +48,7 @@ func failingPut(t *testing.T, env *txntest.Env, c *txn.Client, row string) {
 // TestEntriesOfHotCell: the row of a cell that is written again and again, and that no worker handles,
 // does not grow.
 func TestEntriesOfHotCell(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		clients := []*txn.Client{env.NewClient(txn.Config{TokenTTL: time.Minute}), env.NewClient(txn.Config{TokenTTL: time.Minute})}

@@ -88,6 +88,7 @@ func TestJournalPartWithoutWorker(t *testing.T) {
 
 // TestOldClientLeft: for an hour after the last client of an old release, workers sweep as before.
 func TestOldClientLeft(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		putToken(t, env, "old", false)

@@ -55,6 +55,7 @@ func wantEffects(t *testing.T, env *txntest.Env, row string, want int) {
 // TestJournalFindsLostHint: a change without a hint is found within a minute, and while nothing
 // happens nobody reads the table.
 func TestJournalFindsLostHint(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		faults := txntest.NewFaults(t)
 		register(t, env.Client, input, "o", false)
@@ -137,6 +138,7 @@ func TestSlowJournal(t *testing.T) {
 // other notifications of the cell and check its entry again and again. Its own change is found
 // nevertheless.
 func TestEntryOfOpenTransaction(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))

@@ -23,6 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 var watched = txn.Column{Family: "f", Qualifier: "q"}
@@ -270,6 +271,7 @@ func TestBeginOfAJournal(t *testing.T) {
 // TestRunOfAJournal: n workers read the journal, and look for a table to sweep, as often as one. They end with their
 // context, and with the client.
 func TestRunOfAJournal(t *testing.T) {
+	long.RacedAtNight(t)
 	search := func(c *txn.Client) Search {
 		return Search{Client: c, Tables: []string{"t"}, Observers: []string{"o"}, Logger: slog.New(slog.DiscardHandler)}
 	}

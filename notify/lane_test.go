@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestLaneLosesNothing offers few cells from many goroutines, as hints and as a finder
@@ -208,6 +209,7 @@ func TestRoomOfALane(t *testing.T) {
 // TestBoundedMemory: neither the cells that the cleaner has to clear nor a lane's skips
 // nor its timers grow without bound.
 func TestBoundedMemory(t *testing.T) {
+	long.RacedAtNight(t)
 	c := newCleaner(nil, nil, nil) // not started: a store that does not answer
 	for range 2 * maxWaiting {
 		c.add(changes.Cleared{})

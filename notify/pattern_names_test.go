@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // longest is the longest qualifier of family d that an observer can acknowledge.
@@ -115,6 +116,7 @@ func TestPatternOverLongQualifiers(t *testing.T) {
 
 // TestPatternBackfillRequests: Backfill sets the notify cells of a row by few mutations.
 func TestPatternBackfillRequests(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		var qualifiers []string
 		for i := range 1200 {

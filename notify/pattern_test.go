@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // patternOf returns a pattern of columns of table docs.
@@ -74,6 +75,7 @@ func putAll(t *testing.T, c *txn.Client, row string, qualifiers ...string) {
 // TestPattern: each changed cell of a pattern has its own run for each observer that it matches,
 // whichever worker runs that observer. Nothing is left afterwards.
 func TestPattern(t *testing.T) {
+	long.RacedAtNight(t)
 	for _, workers := range []int{1, 4} {
 		virtual(t, func(t *testing.T, env *txntest.Env) {
 			log := newRunLog()
@@ -149,6 +151,7 @@ func TestPatternPending(t *testing.T) {
 
 // TestPatternBackfill: Backfill notifies every cell of a pattern, in narrow and wide rows.
 func TestPatternBackfill(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		var qualifiers []string
 		for i := range 60 {

@@ -45,6 +45,7 @@ func collect(t *testing.T, c *txn.Client) (deletes int64) {
 // TestPrevious: a run learns what the last acknowledged run saw, over changes that one run
 // handles together, failed and dropped runs, deletes, and garbage collection. It costs one read.
 func TestPrevious(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		faults := txntest.NewFaults(t)
@@ -143,6 +144,7 @@ func TestPrevious(t *testing.T) {
 // TestPreviousOfOneCollectedChange: a worker is down for longer than versions are kept, but only
 // one change was made meanwhile, so nothing that Previous needs was collected.
 func TestPreviousOfOneCollectedChange(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		c := env.NewClient(txn.Config{TokenTTL: -1})

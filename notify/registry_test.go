@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestUnregistered: an unregistered observer runs no more. Every worker of the table removes
@@ -199,6 +200,7 @@ func TestAdopted(t *testing.T) {
 // notification of a column without observers, an observer is registered for that column and
 // a client commits a change for it. The worker removes only what is older than its answer.
 func TestRegisteredBesideOrphan(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		faults := txntest.NewFaults(t)
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{NoHints: true})
@@ -234,6 +236,7 @@ func TestRegisteredBesideOrphan(t *testing.T) {
 // TestUnreadableRegistry: a worker that cannot read the registry does not know whether a
 // notification has an observer. It keeps the notification until it has read the registry.
 func TestUnreadableRegistry(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		faults := txntest.NewFaults(t)
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, faults.DialOptions()...), notify.Config{NoHints: true})

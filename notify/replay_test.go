@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // replayed replays the only dead letter.
@@ -71,6 +72,7 @@ func deadDeletion(t *testing.T, env *txntest.Env) (calls map[string]int, repaire
 // TestReplayOfCollectedDeletion: the dead letter of a deletion is replayed after garbage
 // collection has removed the delete. Its observer runs, once, and no other.
 func TestReplayOfCollectedDeletion(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		calls, repaired := deadDeletion(t, env)
 		before := calls["o"]
@@ -99,6 +101,7 @@ func TestReplayOfCollectedDeletion(t *testing.T) {
 // expired and was collected. The replay with the lower timestamp names the newer change. It arrives
 // after a check has seen the other one, and before that check's removal arrives.
 func TestReplaysOfTwoLettersMeet(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		if err := admin.SetExpiry(t.Context(), env.Client, input.table, input.Family, time.Hour); err != nil {
 			t.Fatal(err)
@@ -166,6 +169,7 @@ func TestReplaysOfTwoLettersMeet(t *testing.T) {
 // collected deletion, and reads after the observer has run and the notification is gone.
 // At that timestamp the run was not finished.
 func TestWaitSeesReplayOfCollectedDeletion(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		_, repaired := deadDeletion(t, env)
 		repaired()
@@ -202,6 +206,7 @@ func TestWaitSeesReplayOfCollectedDeletion(t *testing.T) {
 // the letter, and before it has stored the failure beside the notification. The failure
 // says that the observer gave up, but the replay is newer.
 func TestReplayBeforeTheFailure(t *testing.T) {
+	long.RacedAtNight(t)
 	for _, together := range []bool{true, false} {
 		t.Run(fmt.Sprintf("together=%t", together), func(t *testing.T) {
 			virtual(t, func(t *testing.T, env *txntest.Env) { replayBeforeTheFailure(t, env, together) })

@@ -302,6 +302,7 @@ func TestCycle(t *testing.T) {
 // is a cycle too: a client that rolls the cell forward copies the number of hops from the
 // lock.
 func TestHopsThroughRollForward(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		faults := txntest.NewFaults(t)
 		faults.On("secondaries", func(c txntest.Call) bool { return c.Step == txntest.StepSecondaries }, txntest.DropRequest, 0)
@@ -361,6 +362,7 @@ func TestCycleBesideUnansweredRow(t *testing.T) {
 // TestConflictsAreReported: an observer that conflicts again and again is
 // delayed, with advice, and its change never becomes a dead letter.
 func TestConflictsAreReported(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		other := env.NewClient(txn.Config{TokenTTL: time.Minute})
@@ -626,6 +628,7 @@ func TestAnnounced(t *testing.T) {
 // TestBrokenCell: a cell that cannot be read delays no other cell. The worker checks it from
 // time to time, and runs its observer once it is repaired.
 func TestBrokenCell(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Minute}))
 		env.CreateTable("docs", "d")

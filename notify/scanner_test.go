@@ -55,6 +55,7 @@ func sweepOnce(t *testing.T, c *txn.Client, s *notify.Scanner, meet func(txn.Cel
 // back within the same sweep. It offers every notification exactly once, also in the other
 // columns of the row where it jumped.
 func TestTeleportSkipsNothing(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		var want []txn.Cell
 		cols := []column{input, middle, output}
@@ -104,9 +105,13 @@ func TestTeleportSkipsNothing(t *testing.T) {
 // TestTableGrows: a sweep finds each row that was there when it began once, although clients
 // write other rows at the same time.
 func TestTableGrows(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
-		seed := rand.Uint64()
+		seed := uint64(1)
+		if !long.Reduced() {
+			seed = rand.Uint64()
+		}
 		rnd := rand.New(rand.NewPCG(seed, 0))
 		key := func(n int) string {
 			b := make([]byte, 1+rnd.IntN(n))
@@ -244,6 +249,7 @@ func TestLargeTableIsSwept(t *testing.T) {
 
 // TestScanSpeedsUp: a scanner that finds something sweeps again soon.
 func TestScanSpeedsUp(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		w := newWorker(t, env.Client, notify.Config{NoHints: true})
 		handle(t, w, "o", input, observeEffect)
@@ -306,6 +312,7 @@ func TestForeignObserver(t *testing.T) {
 // A table that was deleted while it had observers ended every sweep, and the scan found
 // nothing in other tables. Fixed by skip (scanner.go).
 func TestDeletedTable(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true})
 		found := make(chan struct{}, 10)
@@ -338,6 +345,7 @@ func TestDeletedTable(t *testing.T) {
 // fix, a part that was not read in time ended the sweep of all others, which then took up to
 // seven minutes (now two).
 func TestSweepsBesideUnansweredTable(t *testing.T) {
+	long.RacedAtNight(t)
 	for reads, match := range map[string]func(rowKeys [][]byte) bool{
 		"scans":       func(keys [][]byte) bool { return len(keys) == 0 },
 		"the primary": func(keys [][]byte) bool { return len(keys) > 0 },

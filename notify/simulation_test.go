@@ -441,14 +441,21 @@ func (s *simulation) settle(ctx context.Context) {
 // but the jitter of the library's pauses, and which goroutine runs first. So a failure may
 // need some repetitions to come again.
 func TestSimulation(t *testing.T) {
+	long.Judged(t)
 	first := *simulationSeed
-	if first == 0 {
+	switch {
+	case first == 0 && long.Reduced():
+		first = 1
+	case first == 0:
 		first = rand.Uint64N(1_000_000_000) + 1
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // otherwise Go's garbage collector takes a third of the time
 	histories := int64(*simulations)
 	if long.Reduced() && histories == simulated {
 		histories = 6
+		if testing.Short() {
+			histories = 2
+		}
 	}
 	began := time.Now()
 	var next, made atomic.Int64

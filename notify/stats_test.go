@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // onDemand is a finder that offers what is there each time the test asks.
@@ -64,6 +65,7 @@ func (l *refusesOnce) Acquire(ctx context.Context, name, owner string, ttl time.
 // TestStatsExactly: each outcome counts once, and so does each cell that the worker takes, leaves or
 // clears. No counter counts anything else.
 func TestStatsExactly(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		other := env.NewClient(txn.Config{TokenTTL: time.Minute})

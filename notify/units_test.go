@@ -24,6 +24,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // inTable calls f in virtual time with table t, whose client records its requests.
@@ -282,6 +283,7 @@ func TestToleratedErrors(t *testing.T) {
 
 // TestBackfillExactly: a backfill sends cells in batches, and says after each how many it has notified, and up to which row.
 func TestBackfillExactly(t *testing.T) {
+	long.RacedAtNight(t)
 	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, _ *txntest.Faults) {
 		column := txn.Column{Family: "f", Qualifier: "q"}
 		if err := changes.RegisterObserver(t.Context(), env.Client, "t", column, "o", false); err != nil {

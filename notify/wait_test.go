@@ -374,6 +374,7 @@ func TestWaitRefuses(t *testing.T) {
 
 // TestWaitEnds: Wait ends with its context, and reports what it waits for.
 func TestWaitEnds(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		put(t, env.Client, input, "row", "v")

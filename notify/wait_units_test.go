@@ -15,11 +15,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestChecksOfWait: a check reads the tables with observers, and all tables first if there are weak notifications. It
 // reports each request that is refused.
 func TestChecksOfWait(t *testing.T) {
+	long.RacedAtNight(t)
 	inTable(t, func(t *testing.T, env *txntest.Env, c *txn.Client, faults *txntest.Faults) {
 		env.CreateTable("u", "f")
 		observed(t, env.Client)

@@ -9,12 +9,14 @@ import (
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestLateWeakNotification: a weak notification is on its way, below the timestamp of a
 // check that finds an earlier one acknowledged. That check must not remove the late one,
 // for which no observer has run.
 func TestLateWeakNotification(t *testing.T) {
+	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		of := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: time.Minute}, of.DialOptions()...)

@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // copyTo is an observer that writes its cell's value, and a letter, to another
@@ -32,6 +33,7 @@ func copyTo(to column, letter string) notify.Observer {
 }
 
 func TestChain(t *testing.T) {
+	long.RacedAtNight(t)
 	for _, noHints := range []bool{false, true} {
 		t.Run(fmt.Sprintf("NoHints=%v", noHints), func(t *testing.T) {
 			env := txntest.New(t)

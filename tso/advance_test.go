@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 func raise(e *tsotest.Emulator, to tso.Timestamp) (bool, error) {
@@ -127,6 +128,7 @@ func TestAdvanceServed(t *testing.T) {
 // TestAdvanceRestored: a row from an old backup, advanced while everything is
 // stopped, serves again above what is out.
 func TestAdvanceRestored(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		old, err := c.E.Table("percolator").ReadRow(t.Context(), "oracle")
 		if err != nil {
@@ -157,6 +159,7 @@ func TestAdvanceRestored(t *testing.T) {
 
 // TestAdvanceFaults: what Advance says of the row is true, whichever of its writes fails, in each mode.
 func TestAdvanceFaults(t *testing.T) {
+	long.RacedAtNight(t)
 	refuse := func(code codes.Code) func(func() (any, error)) (any, error) {
 		return func(func() (any, error)) (any, error) { return nil, status.Error(code, "injected") }
 	}

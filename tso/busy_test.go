@@ -126,6 +126,7 @@ func TestBusyProcesses(t *testing.T) {
 
 // A row that cannot follow the clock any more is reported, once a minute.
 func TestOracleAtItsLimit(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		var log bytes.Buffer
 		d := e.Direct(tso.DirectConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -158,6 +159,7 @@ func TestOracleAtItsLimit(t *testing.T) {
 
 // What doctor and top say of a row in direct mode.
 func TestDirectLag(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		d := e.Direct(tso.DirectConfig{})
 		warm(t, e, d)

@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestLateCallerNotInBatchSent is the client's part of order in real time.
@@ -51,6 +52,7 @@ func TestLateCallerNotInBatchSent(t *testing.T) {
 }
 
 func TestCallersShareRequests(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait()
@@ -450,6 +452,7 @@ func TestClientRefusesOverflow(t *testing.T) {
 // TestClientLeavesWrongServer: one of the addresses is no oracle. That is no
 // reason to give up while another server may lead, nor to stay there.
 func TestClientLeavesWrongServer(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		c.Register("x", func(*grpc.Server) {})
 		b := c.Start("b", server.Config{})
@@ -556,6 +559,7 @@ func TestClientTimeoutBoundsAttempts(t *testing.T) {
 // Callers that ask all the time share requests: nearly all of them share each one. Before the fix
 // it was one half, because the first caller that asked again did not wait for the others.
 func TestCallersGather(t *testing.T) {
+	long.RacedAtNight(t)
 	t.Run("served", func(t *testing.T) {
 		tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 			c.Start("a", server.Config{})

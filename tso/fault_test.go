@@ -10,11 +10,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestOneFaultAtEveryRPC runs a workload of two processes repeatedly, with one
 // fault at its k-th RPC, for all k.
 func TestOneFaultAtEveryRPC(t *testing.T) {
+	long.RacedAtNight(t)
 	for _, fault := range tsotest.Faults {
 		t.Run(fault.Name, func(t *testing.T) {
 			methods := map[string]int{}

@@ -11,11 +11,13 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // Processes that follow the mode get timestamps in order while an operator changes it to served,
 // back, and to served again. No caller fails.
 func TestFollowTheMode(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 		c := tsotest.NewCluster(e)
 		h := tsotest.NewHistory(t)

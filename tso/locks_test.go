@@ -19,6 +19,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/format"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // eachLocks runs f with every implementation.
@@ -226,6 +227,7 @@ func (o *askedOracle) Timestamp(context.Context) (tso.Timestamp, error) {
 // TestRowLocksRequests: with which requests and timestamps row locks answer, also while other clients change
 // the lock, and if requests fail.
 func TestRowLocksRequests(t *testing.T) {
+	long.RacedAtNight(t)
 	cell := func(version byte, owner string, left time.Duration) []byte {
 		return append(binary.BigEndian.AppendUint64([]byte{version}, uint64(tsotest.Now())+uint64(left.Microseconds())), owner...)
 	}

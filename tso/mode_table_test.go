@@ -19,11 +19,13 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestChangesOfRow: what SetMode and Advance leave in the row, how long they watch it, with which requests,
 // and what they return, also while other clients change the row.
 func TestChangesOfRow(t *testing.T) {
+	long.RacedAtNight(t)
 	const v = tso.Timestamp(1_800_000_000_000_000)
 	direct := func(v tso.Timestamp) func(e *tsotest.Emulator) {
 		return func(e *tsotest.Emulator) { e.PutInt(int64(v)) }

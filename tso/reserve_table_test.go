@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A fault happens at the first request of a method.
@@ -32,6 +33,7 @@ type fault struct {
 // TestReserve: what a reservation does with the row, what it returns, and what the process knows of the row
 // then, for each state of both.
 func TestReserve(t *testing.T) {
+	long.RacedAtNight(t)
 	type known = tso.ReserverState
 	const (
 		advance = tsotest.CheckAndMutate

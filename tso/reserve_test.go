@@ -90,6 +90,7 @@ func TestRoundTrips(t *testing.T) {
 // TestNoOvershootAfterStall lets many processes come back from a stall at once,
 // all with the same idea of the row: the oracle ends at the clock, not beyond.
 func TestNoOvershootAfterStall(t *testing.T) {
+	long.RacedAtNight(t)
 	for _, stall := range []time.Duration{30 * time.Second, 30 * time.Minute} {
 		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
 			const processes = 8

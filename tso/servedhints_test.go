@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 func TestServedHints(t *testing.T) {
@@ -145,6 +146,7 @@ func TestHintsWaitForLeader(t *testing.T) {
 
 // TestSilentServer: a server that was stopped keeps its connections.
 func TestSilentServer(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		silent := &silentServer{}
 		c.ServeAs("silent", silent)
@@ -405,6 +407,7 @@ func TestHintsDroppedWithOldServer(t *testing.T) {
 }
 
 func TestHintsNeedCertificate(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		dir := t.TempDir()
 		ca, other := newAuthority(t, dir, "ca"), newAuthority(t, dir, "other-ca")

@@ -25,6 +25,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // authority signs certificates into a directory.
@@ -90,6 +91,7 @@ func (a *authority) write(name string, content []byte) {
 func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
 
 func TestTLS(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		dir := t.TempDir()
 		ca, other := newAuthority(t, dir, "ca"), newAuthority(t, dir, "other-ca")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // At the debug level, the client logs a conflict with both transactions, the cell and the
@@ -77,6 +78,7 @@ func (l lines) Write(p []byte) (int, error) { l <- string(p); return len(p), nil
 // A transaction that nobody ends holds garbage collection back. After ten minutes the client
 // says so, once; it says nothing of a snapshot that is held on purpose.
 func TestForgottenTransactionIsLogged(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		logged := make(lines, 100)
 		env := txntest.New(t, txntest.Embedded())

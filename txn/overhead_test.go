@@ -236,11 +236,11 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 // every machine. docs/design/2026-11-20-hot-path.md explains the bounds.
 func TestOverhead(t *testing.T) {
 	e := newOverheadEnv(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 19*time.Second) // below Config.RPCTimeout, as most callers' are
-	defer cancel()
 	for _, c := range e.cases(t) {
 		t.Run(c.name, func(t *testing.T) {
 			count := func(f func(context.Context) error) float64 {
+				ctx, cancel := context.WithTimeout(t.Context(), 19*time.Second) // below Config.RPCTimeout, as most callers' are
+				defer cancel()
 				return testing.AllocsPerRun(200/c.units+5, func() {
 					if err := f(ctx); err != nil {
 						t.Fatal(err)
@@ -261,7 +261,7 @@ func TestOverhead(t *testing.T) {
 				t.Errorf("%.1f allocations beyond the Bigtable client's, want at most %v", extra, c.allocs)
 			}
 			requests, bytes := e.stub.Counts()
-			if err := c.ours(ctx); err != nil {
+			if err := c.ours(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			r, b := e.stub.Counts()

@@ -73,6 +73,7 @@ func TestSchemaIsVerified(t *testing.T) {
 // TestFamiliesAreCheckedOnce: all clients together ask the admin service once in
 // SchemaMaxAge, also after clients died. A wrong policy makes each of them check.
 func TestFamiliesAreCheckedOnce(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		const age = time.Minute
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())

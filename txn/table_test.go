@@ -11,6 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 func TestPrefixEnd(t *testing.T) {
@@ -22,6 +23,7 @@ func TestPrefixEnd(t *testing.T) {
 }
 
 func TestInvalidWritesSendNothing(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")
@@ -67,6 +69,7 @@ func TestInvalidWritesSendNothing(t *testing.T) {
 // TestWideRow writes a row whose columns do not fit into the predicate of one prewrite. It
 // reads the row back with more columns than the filter of one read may name.
 func TestWideRow(t *testing.T) {
+	long.RacedAtNight(t)
 	env := txntest.New(t)
 	env.CreateTable("a", "f")
 	ctx := t.Context()

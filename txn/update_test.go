@@ -16,10 +16,12 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestUpdateStops covers the ways in which Update ends without a commit.
 func TestUpdateStops(t *testing.T) {
+	long.RacedAtNight(t)
 	env := txntest.New(t)
 	env.CreateTable("a", "f")
 	ctx := t.Context()
@@ -54,12 +56,19 @@ func TestUpdateStops(t *testing.T) {
 	})
 	t.Run("deadline", func(t *testing.T) {
 		runs := 0
-		ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-		defer cancel()
-		_, err := env.Client.Update(ctx, conflict(&runs))
-		wantError(t, err, context.DeadlineExceeded)
-		if runs == 0 {
-			t.Error("the function never ran")
+		loses := conflict(&runs)
+		cause := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		_, err := env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+			if runs == 3 {
+				cancel(cause)
+			}
+			return loses(ctx, tx)
+		})
+		wantError(t, err, context.Canceled)
+		if runs < 3 {
+			t.Errorf("the function ran %d times", runs)
 		}
 	})
 	// Before the fix, Update returned "transaction has ended", which its documentation called

@@ -162,6 +162,7 @@ func TestRacingCandidates(t *testing.T) {
 // TestCandidateNeedsTheWholeLease: what a candidate saw counts from when it
 // received it, and the length is the leader's.
 func TestCandidateNeedsTheWholeLease(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{Lease: 20 * time.Second})
 		synctest.Wait()

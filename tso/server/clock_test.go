@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestSuspendedMachine: the monotonic clock stood still while the machine was
@@ -43,6 +44,7 @@ func TestSuspendedMachine(t *testing.T) {
 // the machine was suspended before the repetition. The lease that the renewal
 // wrote has expired by then.
 func TestSuspendedWhileRenewalUnknown(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		var off atomic.Int64
 		a := c.Start("a", server.Config{Clock: func() time.Time { return time.Now().Add(time.Duration(off.Load())) }})

@@ -9,6 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestNothingAboveTheLimit uses up the range that a leader has reserved while it
@@ -87,6 +88,7 @@ func TestLastTimestamp(t *testing.T) {
 // TestReservesAheadUnderLoad: a leader under load reserves more than a lease of timestamps, so
 // that callers do not wait for it.
 func TestReservesAheadUnderLoad(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		c.Start("a", server.Config{})
 		synctest.Wait()

@@ -25,6 +25,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestBoundsOfRequests: as many requests and streams are open as the bounds say, and ended ones
@@ -227,6 +228,7 @@ func TestPace(t *testing.T) {
 // others that take little do not wait, whether it has one certificate or one address, and however far
 // oracle time is ahead. Neither do modest connections of the same party.
 func TestPaceIsFair(t *testing.T) {
+	long.RacedAtNight(t)
 	const greedy, modest, each = 1000, 10, 20 // timestamps of a modest client in 100 ms
 	for _, tt := range []struct {
 		name    string

@@ -127,6 +127,7 @@ func TestTimestampsFollowTheClock(t *testing.T) {
 // TestClockSetBackServesOn: oracle time is an hour ahead because the clock was set
 // back. Timestamps stay available, at less than the clock's speed.
 func TestClockSetBackServesOn(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		var off atomic.Int64
 		c.Start("a", server.Config{Clock: func() time.Time { return time.Now().Add(time.Duration(off.Load())) }})
@@ -238,6 +239,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 // TestLocksAreBounded: one client fills its part of the memory for locks, and
 // other clients theirs. A refused client learns it at once, and uses other locks.
 func TestLocksAreBounded(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait() // a leads
@@ -323,6 +325,7 @@ func TestLockBytes(t *testing.T) {
 // TestHintBytesAreBounded: topics and hints that wait share a bound, and a hint
 // beyond it is dropped.
 func TestHintBytesAreBounded(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait()

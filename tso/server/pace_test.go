@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // errLater is an error that passes, and that Bigtable's client does not retry.
@@ -103,6 +104,7 @@ func standsBy(e *tsotest.Emulator, lease time.Duration, released bool) {
 // TestPaceOfCandidate: how long a candidate waits between two reads of the row, after each kind of step,
 // with and without a client that asks all the time. Each success begins the pauses after failures again.
 func TestPaceOfCandidate(t *testing.T) {
+	long.RacedAtNight(t)
 	direct := func(e *tsotest.Emulator) { e.PutInt(int64(tsotest.Now())) }
 	minute := func(e *tsotest.Emulator) { standsBy(e, time.Minute, false) }
 	second := func(e *tsotest.Emulator) { standsBy(e, time.Second, false) }
@@ -254,6 +256,7 @@ func TestPaceOfLeader(t *testing.T) {
 // TestWrongClockOfServer: a server compares its clock with Bigtable's only if the clock is ahead of the
 // row by more than MaxStep. It follows the earlier one, and warns once of a difference above MaxStep.
 func TestWrongClockOfServer(t *testing.T) {
+	long.RacedAtNight(t)
 	const most = time.Minute
 	for _, tt := range []struct {
 		age, off time.Duration // how far the clock is ahead of the row, and of Bigtable's

@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestRepairFencesLeader: a row that was put into direct mode by hand ends the
@@ -67,6 +68,7 @@ func TestRepairBehindRenewal(t *testing.T) {
 // TestRestoredRow: the row was put back behind the back of servers, which
 // remember more than it says.
 func TestRestoredRow(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		row, err := c.E.Table("percolator").ReadRow(t.Context(), "oracle")
 		if err != nil {
@@ -134,6 +136,7 @@ func TestVanishedRow(t *testing.T) {
 // TestReleaseMayLowerTheLimit: who has seen a large range reserved takes over
 // from one that gave back what it did not use.
 func TestReleaseMayLowerTheLimit(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait()
@@ -154,6 +157,7 @@ func TestReleaseMayLowerTheLimit(t *testing.T) {
 }
 
 func TestServedBadRows(t *testing.T) {
+	long.RacedAtNight(t)
 	record := func(s *tsopb.ServedState) []byte {
 		b, err := proto.Marshal(s)
 		if err != nil {

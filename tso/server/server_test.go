@@ -86,6 +86,7 @@ func TestServed(t *testing.T) {
 
 // TestTakeoverAfterOneLease: the leader is cut off from Bigtable and then dies.
 func TestTakeoverAfterOneLease(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait()

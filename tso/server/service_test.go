@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 func TestServedBadRequests(t *testing.T) {
@@ -54,6 +55,7 @@ func TestServedBadRequests(t *testing.T) {
 // TestLockRequests: requests that are refused, and not answered with an empty response; and the
 // answers of a leader. Only the leader answers.
 func TestLockRequests(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		c.Start("a", server.Config{})
 		synctest.Wait()
@@ -215,6 +217,7 @@ func TestReflectionAndTelemetry(t *testing.T) {
 // TestServedLocksAfterFailover: the memory is gone, and for a while absence
 // proves nothing.
 func TestServedLocksAfterFailover(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		a := c.Start("a", server.Config{})
 		synctest.Wait()

@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // loseTakeover has the next CheckAndMutateRow land without an answer, and the
@@ -37,6 +38,7 @@ func loseTakeover(e *tsotest.Emulator) (writes, reads *atomic.Int32) {
 // TestTakeoverFoundLater: a takeover took effect, and neither its answer nor the
 // read after it came back. The server finds later that the lease is its own.
 func TestTakeoverFoundLater(t *testing.T) {
+	long.RacedAtNight(t)
 	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 		// The first leader's clock is ahead, so that the limit before counts.
 		a := c.Start("a", server.Config{Clock: func() time.Time { return time.Now().Add(30 * time.Second) }})

@@ -236,7 +236,7 @@ func TestHistoryOfNothing(t *testing.T) {
 func TestOwnerState(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	env := txntest.New(t, txntest.Embedded())
+	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{TokenTTL: time.Hour})) // it is not renewed here
 	env.CreateTable("a", "f")
 	if _, err := env.Client.Update(ctx, set("a", "r")); err != nil {
 		t.Fatal(err)

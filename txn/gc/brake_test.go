@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
@@ -62,6 +63,7 @@ func (s *counted) RecvMsg(m any) error {
 // TestScansAtATime: a run that reads every row reads all tablets at once if nobody waits for that, and few
 // if requests for single rows take twice as long, because they share one node.
 func TestScansAtATime(t *testing.T) {
+	long.RacedAtNight(t)
 	const tablets = 64
 	for _, tt := range []struct{ nodes, least, most int }{{tablets, 16, 16}, {1, 1, 4}} {
 		t.Run(fmt.Sprintf("%d nodes", tt.nodes), func(t *testing.T) {
@@ -93,6 +95,7 @@ func TestScansAtATime(t *testing.T) {
 // TestScansWhileTabletsAreAway: scans of tablets that do not answer keep no other one waiting, although there are
 // more of them than may scan at a time. Neither do the missing answers allow more scans.
 func TestScansWhileTabletsAreAway(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		const tablets, away, outage = 64, 8, 20 * time.Minute
 		cluster := model.New(model.Config{Nodes: 1, Tables: map[string]model.Table{"a": {Bytes: tablets * 220e6 * 3, Splits: model.HexSplits("", tablets)}}})

@@ -28,6 +28,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // lockRows puts locks of live transactions that started at a time into rows of table a, until the test ends.
@@ -53,6 +54,7 @@ func lockRows(t *testing.T, env *txntest.Env, startTS tso.Timestamp, n int) {
 
 // TestWhereARunEnds: when its context ends, a run says what it was doing, and what it has waited for.
 func TestWhereARunEnds(t *testing.T) {
+	long.RacedAtNight(t)
 	const locks = 103
 	lease := func(c txntest.Call) bool { return c.Row == "lock/gc" }
 	record := func(c txntest.Call) bool {
@@ -156,6 +158,7 @@ func TestMetricsOfCollectionRefused(t *testing.T) {
 // TestReplacedRun: once another collector has replaced the record of a run, the run ends at its next change of the
 // record, and names that collector. It leaves the other one's record as it is.
 func TestReplacedRun(t *testing.T) {
+	long.RacedAtNight(t)
 	for _, resumed := range []bool{false, true} {
 		for k, more := 1, true; more; k++ {
 			synctest.Test(t, func(t *testing.T) {
@@ -297,6 +300,7 @@ func TestRefusedHelper(t *testing.T) {
 // TestLostAnswers: a change of the record that Bigtable applied without an answer is not made again, and counts once. If the
 // record cannot be read then, the run ends.
 func TestLostAnswers(t *testing.T) {
+	long.RacedAtNight(t)
 	for k, more := int64(1), true; more; k++ {
 		for _, refused := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {

@@ -29,6 +29,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // putRecord stores a record in the metadata table.
@@ -84,6 +85,7 @@ func (s *breaking) RecvMsg(m any) error {
 
 // TestBrokenReads: rows and notes that were read before a read broke count once, and none is lost.
 func TestBrokenReads(t *testing.T) {
+	long.RacedAtNight(t)
 	const day = 24 * time.Hour
 	for _, match := range []func(txntest.Call) bool{noteReads, func(c txntest.Call) bool {
 		r, ok := c.Request.(*btpb.ReadRowsRequest)
@@ -159,6 +161,7 @@ func TestDividedNotes(t *testing.T) {
 // rows that they name, each once. It keeps newest deletes. A run of all rows does not read what the notes
 // name. It removes the claims up to its safe point, as far as it can read them.
 func TestCollectedNotes(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		const retention = 10 * time.Minute
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))

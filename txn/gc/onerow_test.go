@@ -20,11 +20,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestOneRow: what a run removes from a row with locks, or with newest deletes, and with which requests.
 // What came since the row was read is not hidden and not lost. A request that is refused ends it.
 func TestOneRow(t *testing.T) {
+	long.RacedAtNight(t)
 	const first = tso.Timestamp(946_684_799_000_000) // a second before the virtual time begins; the safe point is 100 later
 	column := func(n int) txn.Column {
 		return txn.Column{Family: "f", Qualifier: fmt.Sprintf("%d%s", n, strings.Repeat("q", 2000*min(n, 1)))}

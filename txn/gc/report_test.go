@@ -13,11 +13,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestReportExactly: the report and the progress of a run, and the status meanwhile and later, say
 // exactly what the run has done.
 func TestReportExactly(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
 		env.CreateTable("a", "f")

@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // first is the smallest timestamp whose cell is no plain data.
@@ -227,6 +228,7 @@ func TestRemovalsAroundWhatStays(t *testing.T) {
 // TestRemovalsAreDivided: a mutation has maxMutationOps changes at most, and the filter of a conditional
 // one fits into store.FilterBudget.
 func TestRemovalsAreDivided(t *testing.T) {
+	long.RacedAtNight(t)
 	column := func(i, length int) columnGarbage {
 		q := fmt.Sprintf("%05d", i)
 		return columnGarbage{column: format.Column{Family: "f", Qualifier: q + strings.Repeat("x", max(0, length-len("f:")-len(q)))}, writesBelow: 10, dataBelow: 5, newest: 10}

@@ -17,6 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // largeRows makes Bigtable return no row whose key begins with "large" together with its values, and no
@@ -60,6 +61,7 @@ func (s *limiting) RecvMsg(m any) error {
 // TestLargeRows: a row that Bigtable does not return whole is collected without its values. If its
 // records alone are too large, the run names it and continues, and the safe point moves.
 func TestLargeRows(t *testing.T) {
+	long.RacedAtNight(t)
 	for _, changes := range []bool{false, true} {
 		t.Run(fmt.Sprintf("follows changes %t", changes), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

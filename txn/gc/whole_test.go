@@ -24,6 +24,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 const retention = 10 * time.Minute
@@ -261,6 +262,7 @@ func TestHelperLeadsNothing(t *testing.T) {
 // TestBlockedByManyLocks: a run waits for live locks up to LockWait, and then names the first hundred. The
 // progress names the rows whose locks were read.
 func TestBlockedByManyLocks(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env := newTable(t)
 		began, err := env.Client.Timestamp(t.Context())

@@ -10,11 +10,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // Create fails because two rows have one key. The user deletes (or changes) both rows in one
 // transaction, and calls Create again.
 func TestBothDuplicatesInOneTransaction(t *testing.T) {
+	long.RacedAtNight(t)
 	for range 12 {
 		synctest.Test(t, func(t *testing.T) {
 			_, x, c := newEnv(t)
@@ -53,6 +55,7 @@ func TestBothDuplicatesInOneTransaction(t *testing.T) {
 
 // One of the two gives the key to a third row in the same transaction.
 func TestBothDuplicatesMoveTheKey(t *testing.T) {
+	long.RacedAtNight(t)
 	bad := 0
 	for range 12 {
 		synctest.Test(t, func(t *testing.T) {

@@ -83,6 +83,7 @@ func TestCrash(t *testing.T) {
 // TestCrashedWriter: a client dies at each request of a commit that changes keys. Whatever took
 // effect, the indexes agree with the table.
 func TestCrashedWriter(t *testing.T) {
+	long.RacedAtNight(t)
 	total, committed := 0, 0
 	run := func(t *testing.T, at int, action txntest.Action) {
 		env, x, c := newEnv(t)

@@ -11,11 +11,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // Two Indexes have their entries in two families of one table, and each has an index of the same name.
 // While one builds, the other ends its Create.
 func TestCreateBesideAnotherFamily(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env, _, _ := newEnv(t)
 		a := mustNew(t, "indexes", "e", index.Index{Name: "n", Table: "users", Columns: []txn.Column{email}})

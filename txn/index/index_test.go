@@ -19,6 +19,7 @@ import (
 )
 
 func TestMaintain(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		_, x, c := newEnv(t)
 		create(t, x, c, "email", "place", "words")

@@ -10,11 +10,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/index"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestObserver: what an observer writes is indexed, and garbage collection removes no entry that is
 // needed.
 func TestObserver(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		_, x, c := newEnv(t)
 		create(t, x, c, "email", "place")

@@ -75,6 +75,7 @@ func writers(t *testing.T, env *txntest.Env, duplicates bool) (stop func()) {
 // TestBuildOnline: indexes are built, used, dropped and built again while clients write, in
 // virtual time.
 func TestBuildOnline(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
 		stop := writers(t, env, false)
@@ -114,6 +115,7 @@ func TestBuildOnline(t *testing.T) {
 
 // TestUniqueUnderLoad: clients fight for keys of a unique index.
 func TestUniqueUnderLoad(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
 		create(t, x, c, "email", "place")
@@ -178,6 +180,7 @@ func testLateWriter(t *testing.T, known index.State) {
 // TestStatesDiffer: while an index is created and dropped, clients with fresh states and clients
 // with states of 4 s ago change the same row in turn.
 func TestStatesDiffer(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
 		var clients []*txn.Client

@@ -10,10 +10,12 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestVerify finds damage that was planted by hand.
 func TestVerify(t *testing.T) {
+	long.RacedAtNight(t)
 	synctest.Test(t, func(t *testing.T) {
 		env, x, c := newEnv(t)
 		plain := env.NewClient(txn.Config{})

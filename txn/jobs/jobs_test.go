@@ -73,6 +73,7 @@ func wantValues(t *testing.T, c *txn.Client, rows int, want func(row string) str
 func one(string) string { return "1" }
 
 func TestRun(t *testing.T) {
+	long.RacedAtNight(t)
 	env := newEnv(t, 100)
 	job := newJob()
 	var reports []jobs.Status

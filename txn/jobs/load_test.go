@@ -191,6 +191,7 @@ func TestPartsApart(t *testing.T) {
 // TestPartsTakeTurns: no part begins its second transaction before all have begun the first. Those that
 // run at the same time may call the function in any order.
 func TestPartsTakeTurns(t *testing.T) {
+	long.RacedAtNight(t)
 	const rows, tablets, parallel = 640, 64, 16
 	synctest.Test(t, func(t *testing.T) {
 		cluster, env := newClusterOf(t, 3, rows, model.Table{Splits: model.HexSplits("", tablets), Bytes: 100 * rows})
@@ -221,6 +222,7 @@ func TestPartsTakeTurns(t *testing.T) {
 // TestThrottled: while the cluster refuses everything, a job sends few requests, as RetryInfo
 // advises, and then continues.
 func TestThrottled(t *testing.T) {
+	long.RacedAtNight(t)
 	const rows, advice = 2000, 2 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		cluster, env := newCluster(t, 1, rows)

@@ -13,11 +13,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A job does not begin again without a word because the values of its progress expire, because
 // of an operator or an adoption.
 func TestProgressHasToLast(t *testing.T) {
+	long.RacedAtNight(t)
 	stopped := errors.New("stopped")
 	for _, adopted := range []bool{false, true} {
 		t.Run(fmt.Sprintf("adopted: %v", adopted), func(t *testing.T) {

@@ -56,6 +56,8 @@ type Emulator struct {
 	mu    sync.Mutex
 	rpcs  map[string]int
 	hook  Hook
+	once  sync.Once
+	table *bigtable.Table // own
 }
 
 // Bubble runs f in a synctest bubble, with an emulator in it. That the bubble
@@ -187,6 +189,13 @@ func (e *Emulator) Table(name string) *bigtable.Table {
 	return e.TableOver(e.Dial(), name)
 }
 
+// own returns the metadata table with the client of the emulator's own methods.
+func (e *Emulator) own() *bigtable.Table {
+	e.T.Helper()
+	e.once.Do(func() { e.table = e.Table("percolator") })
+	return e.table
+}
+
 // TableOver opens a table over a connection.
 func (e *Emulator) TableOver(conn *grpc.ClientConn, name string) *bigtable.Table {
 	e.T.Helper()
@@ -234,7 +243,7 @@ func (e *Emulator) DeleteRow() {
 // Apply changes the oracle's row.
 func (e *Emulator) Apply(m *bigtable.Mutation) {
 	e.T.Helper()
-	if err := e.Table("percolator").Apply(context.Background(), "oracle", m); err != nil {
+	if err := e.own().Apply(context.Background(), "oracle", m); err != nil {
 		e.T.Fatal(err)
 	}
 	e.Counted()
@@ -243,7 +252,7 @@ func (e *Emulator) Apply(m *bigtable.Mutation) {
 // SetMode changes the mode of the oracle's row.
 func (e *Emulator) SetMode(m tso.Mode) {
 	e.T.Helper()
-	if _, err := tso.SetMode(context.Background(), e.Table("percolator"), tso.RowConfig{}, m); err != nil {
+	if _, err := tso.SetMode(context.Background(), e.own(), tso.RowConfig{}, m); err != nil {
 		e.T.Fatal(err)
 	}
 	e.Counted()
@@ -252,7 +261,7 @@ func (e *Emulator) SetMode(m tso.Mode) {
 // State reads the oracle's row.
 func (e *Emulator) State() tso.RowState {
 	e.T.Helper()
-	s, err := tso.ReadRow(context.Background(), e.Table("percolator"), tso.RowConfig{})
+	s, err := tso.ReadRow(context.Background(), e.own(), tso.RowConfig{})
 	if err != nil {
 		e.T.Fatal(err)
 	}

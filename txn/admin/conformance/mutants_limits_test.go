@@ -37,9 +37,6 @@ var limitMutants = map[string]func() []front.Front{
 		r, ok := c.Request.(*btpb.MutateRowsRequest)
 		return refuse(ok && len(r.Entries) == 100)
 	}}),
-	"removed-cells": before(func() front.Front {
-		return removedCost(0, time.Microsecond)
-	}),
 	"row-key-4k":     faulty(onMutate(func(r *btpb.MutateRowRequest) error { return refuse(len(r.RowKey) > 2<<10) })),
 	"qualifier-2600": faulty(onSet(func(_ []byte, m *btpb.Mutation_SetCell) error { return refuse(len(m.ColumnQualifier) > 1<<10) })),
 	"value-2m": faulty(onSet(func(row []byte, m *btpb.Mutation_SetCell) error {

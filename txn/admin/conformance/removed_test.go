@@ -9,11 +9,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/internal/front"
 	"github.com/percolator-bigtable/percolator/txn/internal/strict"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestRemovedCells: where a request takes 5 ms and each removed cell of its row 0.45 µs more, the
 // report says so, and what it means for a hot cell. The fastest service has no cost, and no limit.
 func TestRemovedCells(t *testing.T) {
+	long.RacedAtNight(t)
 	near := func(got, want float64) bool { return math.Abs(got-want) <= want/100 }
 	for _, c := range []struct {
 		removed         time.Duration

@@ -13,6 +13,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 var runningOn = regexp.MustCompile(`running on (\S+)`)
@@ -57,6 +58,7 @@ func gcloudEmulator(t *testing.T) string {
 // TestServers: every server that this machine has is safe: the emulator in this process, the
 // emulator of the gcloud SDK where it is installed, and what BIGTABLE_EMULATOR_HOST names.
 func TestServers(t *testing.T) {
+	long.RacedAtNight(t)
 	servers := map[string]func(*testing.T) server{
 		"in this process": func(t *testing.T) server { return start(t) },
 	}
@@ -73,6 +75,7 @@ func TestServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
 			cfg := quick
+			cfg.Only = timeless()
 			cfg.Dial = s.dial // these servers have no accounts
 			r, err := conformance.Run(t.Context(), s.bt, s.admin, cfg)
 			if err != nil {

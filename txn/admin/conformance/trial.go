@@ -37,7 +37,7 @@ func (b broken) Error() string { return b.text }
 
 func brokenf(format string, args ...any) error { return broken{fmt.Sprintf(format, args...)} }
 
-// errSpent ends a test that has sent as many requests or bytes as it may.
+// errSpent ends a test that may not send as many requests or bytes, or not take as long, as a verdict needs.
 var errSpent = errors.New("conformance: the test needs more requests than were announced")
 
 // unavailable reports whether an error says nothing about the assumption: the service could

@@ -17,6 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // examine runs all checks and returns how each ended.
@@ -55,6 +56,7 @@ func examine(t *testing.T, d *doctor.Deployment, tables ...string) map[string]do
 // TestDeployment: a deployment in order has no findings, and a table that does not
 // exist has one in each check that reads it.
 func TestDeployment(t *testing.T) {
+	long.RacedAtNight(t)
 	env := txntest.New(t, txntest.Embedded())
 	env.CreateTable("accounts", "bal")
 	if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {

@@ -12,12 +12,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin/doctor"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
 // TestObserversOfLargeTables: tables whose notifications cannot be read in time do not hide that observers
 // of other tables have no workers. The check ends in its time, with a bounded number of requests.
 func TestObserversOfLargeTables(t *testing.T) {
+	long.RacedAtNight(t)
 	const tables = 20
 	synctest.Test(t, func(t *testing.T) {
 		cfg := model.Config{Nodes: 3, Tables: map[string]model.Table{}}

@@ -7,12 +7,14 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestSample: a sample of rows with many versions ends early, and one of other rows has all
 // that it may have.
 func TestSample(t *testing.T) {
-	env := txntest.New(t)
+	long.RacedAtNight(t)
+	env := txntest.New(t, txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	env.CreateTable("many", "f")
 	env.CreateTable("few", "f")
 	write := func(table string, rows, versions int) {

@@ -12,11 +12,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestNotificationsOfRows: however many changes wait for an observer that nobody runs, a page
 // of rows has one notification of each column.
 func TestNotificationsOfRows(t *testing.T) {
+	long.RacedAtNight(t)
 	env := txntest.New(t)
 	env.CreateTable("t", "f")
 	for _, q := range []string{"a", "b"} {

@@ -17,12 +17,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/settled"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestCommitAndSettle: how the commit of a primary ends, of its owner and of another client that settles
 // it, for each state of the primary and for requests that fail. testdata/commit.txt lists the outcome,
 // the requests, and what is stored then.
 func TestCommitAndSettle(t *testing.T) {
+	long.RacedAtNight(t)
 	const ttl = 30 * time.Minute
 	unavailable, refused := status.Error(codes.Unavailable, ""), status.Error(codes.PermissionDenied, "")
 	primaries := []struct {

@@ -17,6 +17,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // put stores a committed value of a column of row "r".
@@ -58,6 +59,7 @@ func (w *world) prewrite(qualifier, primary string, start tso.Timestamp, ttl tim
 // TestReadsOfARow: what a read at 1200, and a read of the latest state, show of a row, and which requests
 // they need. testdata/reads.txt lists them.
 func TestReadsOfARow(t *testing.T) {
+	long.RacedAtNight(t)
 	const long = 30 * time.Minute
 	expiring := func(m *recordpb.TableSchema) {
 		m.Expiries = []*recordpb.FamilyExpiry{{Family: "f", AfterMicros: 1000}}
@@ -247,6 +249,7 @@ func columnsOf(qualifiers []string) (all []format.Column) {
 
 // TestReadsFail: a read ends with the error of any of its requests.
 func TestReadsFail(t *testing.T) {
+	long.RacedAtNight(t)
 	refused := status.Error(codes.PermissionDenied, "")
 	rows := map[string]func(w *world){
 		"put":       func(w *world) { w.put("q", 100, 150) },

@@ -12,12 +12,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/worldtest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestResolve: what each kind of caller does with a lock of a transaction that started at 100, for
 // each state of its primary: the outcome, the requests, and what is stored then. testdata/resolve.txt
 // lists them.
 func TestResolve(t *testing.T) {
+	long.RacedAtNight(t)
 	const short, long = 1000 * time.Microsecond, 30 * time.Minute
 	primaries := []struct {
 		name string

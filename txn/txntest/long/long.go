@@ -1,5 +1,5 @@
 // Package long lets tests say themselves that they take long, and why. They are left out of
-// plain go test ./..., or of the race suites. .ci/run runs every test at least once.
+// plain go test ./..., or of the race suites. .ci/nightly runs every test.
 package long
 
 import (
@@ -33,3 +33,16 @@ func NotUnderRace(t testing.TB, why string) {
 		t.Skipf("not with -race and -short: %s", why)
 	}
 }
+
+// RacedAtNight leaves a test out of the gate's race suites, because it takes long with the race
+// detector. The night runs it there.
+func RacedAtNight(t testing.TB) {
+	t.Helper()
+	if race && testing.Short() && !All() {
+		t.Skipf("with -race and -short, it takes long, and runs with %s=1", Variable)
+	}
+}
+
+// Judged says that a checker of histories judges the test, so a failure is never luck. The gate
+// runs other tests that fail again.
+func Judged(t testing.TB) { t.Attr("verdict", "history") }

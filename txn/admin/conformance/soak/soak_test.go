@@ -61,6 +61,7 @@ func noTables(t *testing.T, c conformance.Connect) {
 // TestSafe: nothing impossible happens on a service that keeps what we rely on, although
 // clients die and requests are lost.
 func TestSafe(t *testing.T) {
+	long.RacedAtNight(t)
 	long.Test(t, "a soak: what it demands happens only if there is time for it")
 	c := connect(t, front.Front{})
 	cfg := soak.Config{Duration: 4 * time.Second}
@@ -94,6 +95,7 @@ func TestSafe(t *testing.T) {
 // TestUnsafe: on a service that ignores the predicates of conditional mutations, the
 // soak finds what transactions then see, also if it cannot read the tables a last time.
 func TestUnsafe(t *testing.T) {
+	long.RacedAtNight(t)
 	long.Test(t, "a soak: what it demands happens only if there is time for it")
 	for _, readable := range []bool{true, false} {
 		t.Run(fmt.Sprintf("readable=%t", readable), func(t *testing.T) {
