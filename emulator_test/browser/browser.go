@@ -1,4 +1,7 @@
-// Package browser looks at the console in a real browser. Only tests import it.
+//go:build browser
+
+// Package browser looks at the console in a real browser. Only tests import it, with the
+// build tag browser: go test ./... does not compile what drives the browser.
 package browser
 
 import (
