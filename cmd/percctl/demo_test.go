@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // writeFiles fills a directory with documents: duplicates, binary, empty and
@@ -45,6 +47,7 @@ func writeFiles(t *testing.T, n int) string {
 // TestDemo is the main job: workers die at every point of a run, and nothing is
 // lost, doubled or left half done.
 func TestDemo(t *testing.T) {
+	long.Test(t, "workers die and others wait for their locks; a script runs a shorter demo")
 	t.Parallel()
 	dir := writeFiles(t, 90)
 	for seed := range uint64(2) {

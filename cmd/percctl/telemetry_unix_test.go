@@ -25,6 +25,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A collected keeps the spans that processes send it.
@@ -95,6 +96,7 @@ func (c *collected) named(prefix string) (found []collectedSpan) {
 // The processes of a demo send their spans, those of clients that cleaned up
 // behind killed ones among them, and standard output stays the summary's.
 func TestTelemetryOfDemo(t *testing.T) {
+	long.Test(t, "a demo with killed processes")
 	t.Parallel()
 	c := collect(t)
 	cmd := exec.Command("percctl", "demo", "--dir", writeFiles(t, 40), "--clients", "2", "--kills", "2", "--seed", "1", "-o", "json")

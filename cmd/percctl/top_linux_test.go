@@ -26,7 +26,7 @@ func TestTopAtTerminal(t *testing.T) {
 		colour bool
 	}{{"TERM=xterm", true}, {"NO_COLOR=1", false}} {
 		tty := newTerminal(t)
-		cmd := exec.Command("percctl", "top", "--interval", "100ms")
+		cmd := exec.Command("percctl", "top", "--interval", "100ms", "--max-requests", "1000", "--max-bytes", "1000000")
 		cmd.Env = append(os.Environ(), "TERM=xterm", "BIGTABLE_EMULATOR_HOST="+f.emulator.Addr(), "PERCCTL_PROJECT="+fixtureProject, "PERCCTL_INSTANCE="+fixtureInstance, test.env)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = tty.screen, tty.screen, tty.screen
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // Scripts are those of a folder; with -short a third of them, another one each day:
@@ -36,9 +38,24 @@ func Scripts(t *testing.T, dir string) []string {
 }
 
 // Run runs scripts. Without -v it prints only the last part of what a script that fails printed:
-// that is where the failure is.
+// that is where the failure is. In scripts the condition [long] is [long.All]: a line
+//
+//	[!long] skip 'it waits for minutes'
+//
+// leaves a script out of plain go test, and [!long] stop what follows.
 func Run(t *testing.T, p testscript.Params) {
 	p.Deadline, _ = t.Deadline()
+	known := p.Condition
+	p.Condition = func(name string) (bool, error) {
+		switch {
+		case name == "long":
+			return long.All(), nil
+		case known != nil:
+			return known(name)
+		default:
+			return false, fmt.Errorf("condition %q is not known", name)
+		}
+	}
 	setup := p.Setup
 	p.Setup = func(env *testscript.Env) error {
 		env.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each command with the race detector sleeps for a second at its end

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 const (
@@ -38,6 +40,7 @@ type backEnd interface {
 // well. Where PERCOLATOR_PROMETHEUS names the program, a real Prometheus does
 // the same; docs/observability.md has the command.
 func TestFleet(t *testing.T) {
+	long.Test(t, "a fleet of processes runs for half a minute")
 	lab := filepath.Join(t.TempDir(), "lab")
 	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", lab, "../../../emulator_test/lab").CombinedOutput(); err != nil {
 		t.Fatalf("building lab: %v\n%s", err, out)

@@ -4,10 +4,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
-// TestStrip: the code without telemetry compiles, and about as many functions and reads
-// of the clock are removed as expected.
+// TestStrip: about as many functions and reads of the clock are removed as expected, and the
+// code without telemetry compiles.
 func TestStrip(t *testing.T) {
 	module, err := filepath.Abs("../../../..")
 	if err != nil {
@@ -20,6 +22,7 @@ func TestStrip(t *testing.T) {
 	if emptied < 60 || clocks < 6 {
 		t.Errorf("%d functions made empty and %d reads of the clock removed, want more", emptied, clocks)
 	}
+	long.Test(t, "it compiles the packages without telemetry")
 	// No signature changes, so other packages compile as before.
 	args := []string{"build", "-gcflags=-N -l", "-overlay", overlay}
 	for _, p := range packages {
