@@ -23,6 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/internal/conformancecmd"
 	"github.com/percolator-bigtable/percolator/txn/admin/conformance"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // conformanceOn returns a command against an emulator with these options, and clients of it.
@@ -155,6 +156,7 @@ func TestConformanceSoakInterrupted(t *testing.T) {
 // TestConformanceAnomalies: what transactions must not see makes a service unsafe. They run also after
 // a broken assumption.
 func TestConformanceAnomalies(t *testing.T) {
+	long.Test(t, "transactions run until something is lost, which depends on the machine")
 	t.Parallel()
 	var n atomic.Int64
 	// Some writes of data are acknowledged and lost.

@@ -33,6 +33,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // cloud is a Bigtable with TLS that accepts only tokens, and servers that issue them: the
@@ -298,11 +299,14 @@ func TestCredentials(t *testing.T) {
 	if code, out := c.run(t, c.serviceAccount("user@p"), nil, "get", "t/r/f:q"); code != 0 || !strings.Contains(out, "v") {
 		t.Error(fmt.Sprint(code), out)
 	}
-	// Connections with faults have the same credentials.
-	code, out := c.run(t, c.serviceAccount("admin@p"), nil, "conformance", "--yes", "--only", "soak", "--soak", "1s")
-	if code != 0 || !strings.Contains(out, "2 kept, 0 limits, 0 broken, 0 untested") {
-		t.Errorf("exit code %d: %s", code, out)
-	}
+	t.Run("faults", func(t *testing.T) {
+		// Connections with faults have the same credentials.
+		long.Test(t, "conformance runs transactions under faults")
+		code, out := c.run(t, c.serviceAccount("admin@p"), nil, "conformance", "--yes", "--only", "soak", "--soak", "1s")
+		if code != 0 || !strings.Contains(out, "2 kept, 0 limits, 0 broken, 0 untested") {
+			t.Errorf("exit code %d: %s", code, out)
+		}
+	})
 	// An account without permissions is refused; one that may read is not such an account.
 	for account, want := range map[string]int{"nobody@p": 0, "reader@p": 4} {
 		text, err := json.Marshal(c.serviceAccount(account))

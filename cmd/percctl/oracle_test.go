@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -134,6 +135,8 @@ func TestWithoutTimestamps(t *testing.T) {
 	if _, err := tso.SetMode(t.Context(), f.bt.OpenTable(format.DefaultMetadataTable), tso.RowConfig{}, tso.ModeServed); err != nil {
 		t.Fatal(err)
 	}
+	// All at once: each waits for the oracle, and none changes anything.
+	var commands sync.WaitGroup
 	const remedy = "Start a server with percctl tso serve, or change to direct mode with percctl tso mode direct"
 	for _, servers := range []string{"", "127.0.0.1:1"} {
 		for _, test := range []struct {
@@ -149,18 +152,23 @@ func TestWithoutTimestamps(t *testing.T) {
 			}
 			cmd := exec.Command("percctl", strings.Fields(test.args)...)
 			cmd.Env = append(os.Environ(), "BIGTABLE_EMULATOR_HOST="+f.emulator.Addr(), "PERCCTL_PROJECT="+fixtureProject, "PERCCTL_INSTANCE="+fixtureInstance, "PERCCTL_ORACLE="+servers)
-			var errs strings.Builder
-			cmd.Stderr = &errs
-			_ = cmd.Run()
-			if code := cmd.ProcessState.ExitCode(); code != test.code || strings.Count(errs.String(), remedy) != 1 && !strings.HasPrefix(test.args, "top") {
-				t.Errorf("%s, --oracle %q: exit code %d: %s", test.args, servers, code, errs.String())
-			}
+			commands.Go(func() {
+				var errs strings.Builder
+				cmd.Stderr = &errs
+				_ = cmd.Run()
+				if code := cmd.ProcessState.ExitCode(); code != test.code || strings.Count(errs.String(), remedy) != 1 && !strings.HasPrefix(test.args, "top") {
+					t.Errorf("%s, --oracle %q: exit code %d: %s", test.args, servers, code, errs.String())
+				}
+			})
 		}
 		cmd := exec.Command("percctl", "doctor")
 		cmd.Env = append(os.Environ(), "BIGTABLE_EMULATOR_HOST="+f.emulator.Addr(), "PERCCTL_PROJECT="+fixtureProject, "PERCCTL_INSTANCE="+fixtureInstance, "PERCCTL_ORACLE="+servers)
-		out, _ := cmd.CombinedOutput()
-		if n := strings.Count(string(out), "no transaction can begin without a timestamp"); n != 1 || cmd.ProcessState.ExitCode() != 4 || !strings.Contains(string(out), "percctl tso serve, or percctl tso mode direct") || strings.Contains(string(out), "\nfailed") {
-			t.Errorf("doctor, --oracle %q: exit code %d, %d findings\n%s", servers, cmd.ProcessState.ExitCode(), n, out)
-		}
+		commands.Go(func() {
+			out, _ := cmd.CombinedOutput()
+			if n := strings.Count(string(out), "no transaction can begin without a timestamp"); n != 1 || cmd.ProcessState.ExitCode() != 4 || !strings.Contains(string(out), "percctl tso serve, or percctl tso mode direct") || strings.Contains(string(out), "\nfailed") {
+				t.Errorf("doctor, --oracle %q: exit code %d, %d findings\n%s", servers, cmd.ProcessState.ExitCode(), n, out)
+			}
+		})
 	}
+	commands.Wait()
 }
