@@ -225,6 +225,7 @@ func (c *cloud) run(t *testing.T, file map[string]any, env []string, args ...str
 			t.Fatal(err)
 		}
 		cmd.Env = append(cmd.Env, "PERCCTL_CREDS="+path)
+		env = slices.Clone(env) // tests share it
 		for i := range env {
 			env[i] = strings.ReplaceAll(env[i], "$CREDS", path)
 		}
@@ -264,38 +265,41 @@ func TestCredentials(t *testing.T) {
 	proxied := []string{"HTTPS_PROXY=http://" + c.proxy.Addr().String()}
 	const login = "run gcloud auth application-default login, or set PERCCTL_CREDS"
 	set := []string{"set", "t/r/f:q", "v", "--yes"}
-	for name, test := range map[string]struct {
-		file map[string]any
-		env  []string
-		args []string
-		code int
-		want string
-	}{
-		"service account":              {c.serviceAccount("user@p"), nil, set, 0, ""},
-		"application default":          {c.serviceAccount("user@p"), []string{"GOOGLE_APPLICATION_CREDENTIALS=$CREDS", "PERCCTL_CREDS="}, set, 0, ""},
-		"impersonation":                {impersonated(c.serviceAccount("nobody@p")), nil, set, 0, ""},
-		"impersonation of a person":    {impersonated(person("fresh")), proxied, set, 0, ""},
-		"external account":             {external, nil, set, 0, ""},
-		"person":                       {person("fresh"), proxied, set, 0, ""},
-		"quota project":                {c.serviceAccount("user@p"), []string{"GOOGLE_CLOUD_QUOTA_PROJECT=payer"}, set, 0, ""},
-		"universe domain":              {with(c.serviceAccount("user@p"), "universe_domain", "example.org"), []string{"GOOGLE_CLOUD_UNIVERSE_DOMAIN=example.org"}, set, 0, ""},
-		"another universe domain":      {c.serviceAccount("user@p"), []string{"GOOGLE_CLOUD_UNIVERSE_DOMAIN=example.org"}, set, 5, "universe domain"},
-		"may not write":                {c.serviceAccount("reader@p"), nil, set, 1, "the account lacks the permission bigtable.tables.mutateRows: grant it roles/bigtable.user"},
-		"may not make tables":          {c.serviceAccount("user@p"), nil, []string{"table", "init", "u", "--families", "f"}, 1, "the account lacks the permission bigtable.tables.create: grant it roles/bigtable.admin"},
-		"key of a deleted account":     {stranger.serviceAccount("user@p"), nil, set, 5, login},
-		"person whose login has ended": {person("old"), proxied, set, 5, login},
-		"no credentials":               {nil, nil, set, 5, login},
-		"wrong audience":               {with(map[string]any{"audience": "//iam.googleapis.com/other", "type": "external_account", "subject_token_type": external["subject_token_type"], "token_url": external["token_url"]}, "credential_source", external["credential_source"]), nil, set, 5, login},
-		"unknown server":               {c.serviceAccount("user@p"), []string{"SSL_CERT_FILE=" + subject, "SSL_CERT_DIR=" + filepath.Dir(subject)}, append(slices.Clone(set), "--timeout", "3s"), 5, "certificate signed by unknown authority"},
-		"no credentials in the file":   {map[string]any{"key": "secret"}, nil, set, 2, "is no JSON file with a type"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			code, out := c.run(t, test.file, test.env, test.args...)
-			if code != test.code || !strings.Contains(out, test.want) || strings.Contains(out, "secret") {
-				t.Errorf("exit code %d, want %d and %q: %s", code, test.code, test.want, out)
-			}
-		})
-	}
+	t.Run("kinds", func(t *testing.T) {
+		for name, test := range map[string]struct {
+			file map[string]any
+			env  []string
+			args []string
+			code int
+			want string
+		}{
+			"service account":              {c.serviceAccount("user@p"), nil, set, 0, ""},
+			"application default":          {c.serviceAccount("user@p"), []string{"GOOGLE_APPLICATION_CREDENTIALS=$CREDS", "PERCCTL_CREDS="}, set, 0, ""},
+			"impersonation":                {impersonated(c.serviceAccount("nobody@p")), nil, set, 0, ""},
+			"impersonation of a person":    {impersonated(person("fresh")), proxied, set, 0, ""},
+			"external account":             {external, nil, set, 0, ""},
+			"person":                       {person("fresh"), proxied, set, 0, ""},
+			"quota project":                {c.serviceAccount("user@p"), []string{"GOOGLE_CLOUD_QUOTA_PROJECT=payer"}, set, 0, ""},
+			"universe domain":              {with(c.serviceAccount("user@p"), "universe_domain", "example.org"), []string{"GOOGLE_CLOUD_UNIVERSE_DOMAIN=example.org"}, set, 0, ""},
+			"another universe domain":      {c.serviceAccount("user@p"), []string{"GOOGLE_CLOUD_UNIVERSE_DOMAIN=example.org"}, set, 5, "universe domain"},
+			"may not write":                {c.serviceAccount("reader@p"), nil, set, 1, "the account lacks the permission bigtable.tables.mutateRows: grant it roles/bigtable.user"},
+			"may not make tables":          {c.serviceAccount("user@p"), nil, []string{"table", "init", "u", "--families", "f"}, 1, "the account lacks the permission bigtable.tables.create: grant it roles/bigtable.admin"},
+			"key of a deleted account":     {stranger.serviceAccount("user@p"), nil, set, 5, login},
+			"person whose login has ended": {person("old"), proxied, set, 5, login},
+			"no credentials":               {nil, nil, set, 5, login},
+			"wrong audience":               {with(map[string]any{"audience": "//iam.googleapis.com/other", "type": "external_account", "subject_token_type": external["subject_token_type"], "token_url": external["token_url"]}, "credential_source", external["credential_source"]), nil, set, 5, login},
+			"unknown server":               {c.serviceAccount("user@p"), []string{"SSL_CERT_FILE=" + subject, "SSL_CERT_DIR=" + filepath.Dir(subject)}, append(slices.Clone(set), "--timeout", "3s"), 5, "certificate signed by unknown authority"},
+			"no credentials in the file":   {map[string]any{"key": "secret"}, nil, set, 2, "is no JSON file with a type"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel() // one waits five seconds for a metadata server
+				code, out := c.run(t, test.file, test.env, test.args...)
+				if code != test.code || !strings.Contains(out, test.want) || strings.Contains(out, "secret") {
+					t.Errorf("exit code %d, want %d and %q: %s", code, test.code, test.want, out)
+				}
+			})
+		}
+	})
 	if code, out := c.run(t, c.serviceAccount("user@p"), nil, "get", "t/r/f:q"); code != 0 || !strings.Contains(out, "v") {
 		t.Error(fmt.Sprint(code), out)
 	}
