@@ -1,7 +1,10 @@
 package main
 
 import (
+	"flag"
 	"os"
+	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -13,6 +16,10 @@ import (
 // test's binary.
 func TestMain(m *testing.M) {
 	shortenGC()
+	// Most of the time tests wait for percctl, and percctl for something else. -parallel overrides it.
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
+	}
 	testscript.Main(m, map[string]func(){"percctl": main})
 }
 
