@@ -12,12 +12,14 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // Four clients write one hot row and two rows of their own each, however they retry. They commit about
 // as often with bulk prewrites as without. Before the fix, those of Begin committed nothing: each found
 // the lock of an older transaction, which aborted because of the one before.
 func TestBulkProgress(t *testing.T) {
+	long.Test(t, "it compares how many commits there are, and clients pause by chance")
 	const clients, took = 4, 5 * time.Second
 	for _, how := range []string{"Begin", "Update"} {
 		t.Run(how, func(t *testing.T) {

@@ -16,11 +16,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
-// shortStride is the distance between crash points. With -short it is 3, which still
-// comes to crash points of every kind.
-func shortStride() int {
+// shortStride is the distance between crash points. If a test tries some of them only it is 3,
+// which still comes to crash points of every kind.
+func shortStride() int { return reducedTo(3) }
+
+// reducedTo is the distance between cases: 1, or stride if a test tries some of its cases only.
+func reducedTo(stride int) int {
 	if long.Reduced() {
-		return 3
+		return stride
 	}
 	return 1
 }

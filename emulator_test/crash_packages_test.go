@@ -190,8 +190,11 @@ func TestCrashMatrixOfPackages(t *testing.T) {
 					t.Errorf("%d requests, want %d", total, op.requests)
 				}
 				stride := 1
-				if total > 30 {
-					stride = max(2, shortStride())
+				switch {
+				case long.Reduced():
+					stride = (total + 7) / 8
+				case total > 30:
+					stride = 2
 				}
 				w.committed = 0
 				for at := 1; at <= total; at += stride {

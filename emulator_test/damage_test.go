@@ -185,7 +185,12 @@ func TestDamagedRecords(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	for _, kind := range kinds {
+	var leftOut []string
+	for i, kind := range kinds {
+		if long.Reduced() && i%3 != 0 && !*updateTables {
+			leftOut = append(leftOut, kind)
+			continue
+		}
 		by := map[string][]string{} // operations by outcome
 		for _, how := range slices.Sorted(maps.Keys(damages)) {
 			got, _ := run(kind, damages[how])
@@ -214,22 +219,42 @@ func TestDamagedRecords(t *testing.T) {
 			fmt.Fprintf(&out, "%s:\n\t%s\n", line, strings.Join(lines[line], "; "))
 		}
 	}
-	compareWith(t, "testdata/damage.txt", out.String())
+	compareExcept(t, "testdata/damage.txt", out.String(), func(entry string) bool {
+		return slices.ContainsFunc(leftOut, func(kind string) bool {
+			rest, ok := strings.CutPrefix(entry, kind)
+			return ok && (strings.HasPrefix(rest, ": ") || strings.HasPrefix(rest, ", "))
+		})
+	})
 }
 
 // compareWith compares what a test found with a file that lists it.
 func compareWith(t *testing.T, file, got string) {
+	t.Helper()
+	compareExcept(t, file, got, func(string) bool { return false })
+}
+
+// compareExcept is compareWith without some of the file's entries, which begin at the left margin.
+func compareExcept(t *testing.T, file, got string, leaveOut func(entry string) bool) {
 	t.Helper()
 	if *updateTables {
 		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(file)
+	listed, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(string(want), got); d != "" {
+	want, left := "", false
+	for line := range strings.Lines(string(listed)) {
+		if !strings.HasPrefix(line, "\t") {
+			left = leaveOut(line)
+		}
+		if !left {
+			want += line
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("-update-tables writes %s; -want +got:\n%s", file, d)
 	}
 }

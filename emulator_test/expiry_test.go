@@ -507,7 +507,11 @@ func (m *expiryModel) show(cell txn.Cell, ts tso.Timestamp) (value string, near 
 func TestExpiryModel(t *testing.T) {
 	long.NotUnderRace(t, "one request after the other, and what it costs")
 	t.Parallel()
-	for seed := range uint64(12) {
+	histories := uint64(12)
+	if long.Reduced() {
+		histories = 3
+	}
+	for seed := range histories {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { runExpiryModel(t, rand.New(rand.NewPCG(seed, 18))) })
 		})

@@ -303,6 +303,7 @@ func TestGCOfChangesIsInterrupted(t *testing.T) {
 // What clients note costs few requests: about one for 8,192 rows, and none while no collector
 // reads them.
 func TestNotesAreFew(t *testing.T) {
+	long.Test(t, "10,000 rows, and days of virtual time")
 	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)

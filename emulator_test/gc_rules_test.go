@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 	"github.com/percolator-bigtable/percolator/txn/txntest/model"
 )
 
@@ -445,7 +446,11 @@ func TestRefusedCollection(t *testing.T) {
 // A collection whose context ends while it waits for a live transaction names the locks, however many
 // parts the tables have.
 func TestCollectionEndsWhileItWaits(t *testing.T) {
-	for range 5 { // which part of it notices the end first differs
+	times := 5 // which part of it notices the end first differs
+	if long.Reduced() {
+		times = 1
+	}
+	for range times {
 		synctest.Test(t, func(t *testing.T) {
 			env, victim, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Hour})
 			slow := faults.OnStep(txntest.StepCommit, txntest.Hold)

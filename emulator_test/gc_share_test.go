@@ -98,7 +98,7 @@ func TestCollectorsShareARun(t *testing.T) {
 		{"the first of five dies before it has resolved its locks", 5, 0, gc.PhaseLocks},
 	}
 	if long.Reduced() {
-		tests = tests[3:]
+		tests = tests[4:]
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestRequestsOfASharedRun(t *testing.T) {
 	n := 0
 	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay} {
 		for of := range 2 {
-			if n++; long.Reduced() && n%3 != 0 {
+			if n++; long.Reduced() && n%5 != 0 {
 				continue
 			}
 			t.Run(fmt.Sprintf("%v/%d", action, of), func(t *testing.T) {

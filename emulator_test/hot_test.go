@@ -157,6 +157,7 @@ var everyHotMode = flag.Bool("hot", false, "let TestHotCells measure with 16 and
 // round trips take time. With both, there are more commits with fewer requests, and the
 // slowest transfer takes less time.
 func TestHotCells(t *testing.T) {
+	long.Test(t, "it compares how many commits there are, and clients pause by chance")
 	for _, clients := range []int{1, 4} {
 		for _, workers := range []int{16, 64} {
 			if workers != 64/clients && !*everyHotMode {

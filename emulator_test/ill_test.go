@@ -44,6 +44,9 @@ func TestBystandersOfTabletsThatAreAway(t *testing.T) {
 		"one of ten, again and again": {10, []int{5, 5, 5, 5, 5, 5, 5, 5, 5, 5}, 3 * time.Second, 2 * time.Second, []stop{unavailable, hanging}, 2400},
 		"ten of 100, in turn":         {100, []int{10, 11, 25, 30, 47, 48, 63, 71, 88, 99}, 3 * time.Second, 6 * time.Second, []stop{unavailable, hanging}, 1300},
 	} {
+		if long.Reduced() && name != "one of ten, again and again" { // in both ways
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				splits := model.HexSplits("", tt.tablets)

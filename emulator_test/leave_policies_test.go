@@ -27,7 +27,7 @@ func TestPoliciesOfPlainTable(t *testing.T) {
 		after     time.Duration // expiry at the end
 		old       bool          // RestoreOldPolicies
 		want      string
-		remains   bool // what transactions read after 48 h
+		remains   bool // what transactions read after 3 h
 		announced bool // as a deletion of what they read
 	}{
 		{prior: age, after: hour, want: "age() > 1h"},
@@ -64,7 +64,7 @@ func TestPoliciesOfPlainTable(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
-					advance(48 * time.Hour)
+					advance(3 * time.Hour)
 					row, err := takeSnapshot(t, c).Table("a").ReadRow(t.Context(), "r000", txn.Families("g"))
 					if reads := len(row["g"]) > 0; err != nil || reads != (test.after == 0 || test.after == long) {
 						t.Fatalf("a transaction reads %v, %v", row, err)

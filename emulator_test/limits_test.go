@@ -108,6 +108,7 @@ func setColumns(t *testing.T, c *txn.Client, row string, cols []txn.Column) {
 // single long name.
 func TestFilterSizes(t *testing.T) {
 	long.NotUnderRace(t, "one request after the other, and what it costs")
+	step := reducedTo(9) // which comes to 118
 	for _, long := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			seen := newSizes(t)
@@ -121,7 +122,7 @@ func TestFilterSizes(t *testing.T) {
 				setColumns(t, env.Client, fmt.Sprint("row", n), columnNames(n, long))
 			}
 			s := takeSnapshot(t, env.Client)
-			for n := 1; n <= 500; n++ {
+			for n := 1; n <= 500; n += step {
 				for _, err := range s.Table("a").ReadRows(t.Context(), bigtable.RowList{"row5"}, txn.Columns(columnNames(n, long)...)) {
 					if err != nil {
 						t.Fatal(err)
@@ -139,7 +140,11 @@ func TestFilterSizes(t *testing.T) {
 // exact versions.
 func TestFilterSizesOfRecovery(t *testing.T) {
 	long.NotUnderRace(t, "one request after the other, and what it costs")
-	for _, cols := range [][]txn.Column{columnNames(400, false), columnNames(30, true)} {
+	short, longest := 400, 30
+	if long.Reduced() {
+		short, longest = 130, 12 // it takes the emulator a time that grows with the square
+	}
+	for _, cols := range [][]txn.Column{columnNames(short, false), columnNames(longest, true)} {
 		synctest.Test(t, func(t *testing.T) {
 			seen := newSizes(t)
 			env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))

@@ -409,7 +409,7 @@ func TestTokensAreRemoved(t *testing.T) {
 	long.NotUnderRace(t, "hours of virtual time")
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		env := txntest.New(t, txntest.Embedded())
+		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")
 		owners := func() (names []string) {
 			workers, err := admin.Workers(t.Context(), env.Client)

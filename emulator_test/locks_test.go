@@ -148,6 +148,7 @@ func TestEndlessLocks(t *testing.T) {
 		})
 	}
 	t.Run("commit of days", func(t *testing.T) {
+		long.Test(t, "60 hours of virtual time")
 		synctest.Test(t, func(t *testing.T) {
 			env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, LockTTL: 24 * time.Hour, RPCTimeout: 100 * time.Hour})
 			slow := faults.OnStep(txntest.StepCommit, txntest.Hold)

@@ -23,6 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A plan is a history before it runs: clients with options, tables, and steps that run one
@@ -213,10 +214,13 @@ type lateOracle struct{ tso.Oracle }
 // TestMetamorphic runs random histories of overlapping transactions, each under random
 // options, which must not change a result: go test ./emulator_test -run TestMetamorphic
 // -rapid.checks 5000. Each step shows what a model in memory expects, in whatever way it
-// reads. Without the flag it runs 60 histories.
+// reads. Without the flag it runs 60 histories with all tests, and otherwise the same 8 each time.
 func TestMetamorphic(t *testing.T) {
 	t.Parallel()
 	histories := 60
+	if long.Reduced() {
+		histories = 8
+	}
 	flag.Visit(func(f *flag.Flag) {
 		if strings.HasPrefix(f.Name, "rapid.") {
 			histories = math.MaxInt
@@ -238,7 +242,7 @@ func TestMetamorphic(t *testing.T) {
 		t.Logf("%8d %s", counts.n[what], what)
 	}
 	if counts.n["histories"] < 60 {
-		return // -short, or a failure
+		return // some histories only, or a failure
 	}
 	for _, what := range []string{
 		"commits", "conflicts", "too old", "refused", "invalid", "bulk loads", "collections", "versions collected", "settled",

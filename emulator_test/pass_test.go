@@ -204,6 +204,7 @@ func (r passRun) String() string {
 // a commit. The writers take longer, but still commit. The test compares means: about
 // half of the reads find a lock, so that the median can be of either kind.
 func TestPassLocks(t *testing.T) {
+	long.Test(t, "it compares how long reads take, and clients pause by chance")
 	for _, between := range []time.Duration{0, 31 * time.Millisecond} {
 		off, on := readBesideWriters(t, txn.Config{}, between), readBesideWriters(t, txn.Config{PassLocks: true}, between)
 		t.Logf("%v between reads, off: %v", between, off)

@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/history"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 const (
@@ -336,6 +337,7 @@ func workloadSeed(t *testing.T) uint64 {
 // SIGKILL in the middle of the protocol and replaces them. Then every lock is resolved,
 // the stored state is consistent, and the history shows no anomaly.
 func TestKilledClients(t *testing.T) {
+	long.Test(t, "processes that are killed")
 	for _, load := range tested()[:3] {
 		t.Run(load.Name, func(t *testing.T) { killClients(t, load) })
 	}
@@ -469,6 +471,7 @@ func endWorkload(ctx context.Context, t *testing.T, env *txntest.Env, load *work
 // connections lose, duplicate and delay requests, and some callers give up in the
 // middle of a commit.
 func TestFaultyClients(t *testing.T) {
+	long.Test(t, "a ttl of a second, in real time")
 	for _, load := range tested() {
 		t.Run(load.Name, func(t *testing.T) { faultyClients(t, load) })
 	}
