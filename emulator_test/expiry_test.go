@@ -404,6 +404,7 @@ func TestExpiryChanges(t *testing.T) {
 // removes nothing that a snapshot has shown since. Values come back that no collector can have
 // removed.
 func TestExpiryTakenBackBesideACollector(t *testing.T) {
+	long.Test(t, "a collection of 3,000 rows, one a second")
 	synctest.Test(t, func(t *testing.T) {
 		env := newExpiryEnv(t, time.Hour)
 		c := env.Client

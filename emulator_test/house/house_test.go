@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/house"
@@ -67,19 +68,38 @@ var mayImport = []struct {
 	{"notify", []string{"tso", "txn", "txn/format", "txn/changes", "txn/admin"}},
 }
 
-func load(t *testing.T, patterns ...string) []house.Package {
+// loaded loads all packages once.
+var loaded = sync.OnceValues(func() ([]house.Package, error) { return house.Load(root, "./...") })
+
+// load returns the packages of these directories of the module, or all.
+func load(t *testing.T, below ...string) []house.Package {
 	t.Helper()
-	all, err := house.Load(root, patterns...)
+	all, err := loaded()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return all
+	if len(below) == 0 {
+		return all
+	}
+	var some []house.Package
+	for _, dir := range below {
+		n := len(some)
+		for _, p := range all {
+			if path := strings.TrimPrefix(p.Path, module); path == dir || strings.HasPrefix(path, dir+"/") {
+				some = append(some, p)
+			}
+		}
+		if len(some) == n {
+			t.Fatalf("no package in %s", dir)
+		}
+	}
+	return some
 }
 
 // TestDirection holds the direction of dependencies of docs/architecture.md.
 func TestDirection(t *testing.T) {
 	checked := 0
-	for _, p := range load(t, "./...") {
+	for _, p := range load(t) {
 		path := strings.TrimPrefix(p.Path, module)
 		for _, imported := range p.Imports {
 			name, ours := strings.CutPrefix(imported, module)
@@ -113,7 +133,7 @@ func allowed(lower []string, name string) bool {
 
 // TestContexts: no struct of the library keeps a context.
 func TestContexts(t *testing.T) {
-	for _, p := range load(t, "./txn/...", "./notify/...", "./tso/...") {
+	for _, p := range load(t, "txn", "notify", "tso") {
 		path := strings.TrimPrefix(p.Path, module)
 		if strings.HasPrefix(path, "txn/txntest") {
 			continue // its faults hold the contexts of requests that they stop
@@ -126,7 +146,7 @@ func TestContexts(t *testing.T) {
 
 // TestAliases: who reads the documentation of a type sees its fields.
 func TestAliases(t *testing.T) {
-	for _, p := range load(t, "./txn/...", "./notify/...", "./tso/...") {
+	for _, p := range load(t, "txn", "notify", "tso") {
 		if strings.Contains(p.Path, "/internal/") {
 			continue
 		}
@@ -143,7 +163,7 @@ var errorPrefix = regexp.MustCompile(`^"(percolator|txn|txntest|format|gc|admin|
 // txn do not know which one that is, so they name the project. Everything of tso names tso.
 func TestErrorPrefixes(t *testing.T) {
 	checked := 0
-	for _, p := range load(t, "./txn/...", "./notify/...", "./tso/...") {
+	for _, p := range load(t, "txn", "notify", "tso") {
 		dir := strings.TrimPrefix(p.Path, module)
 		want := path.Base(dir)
 		if strings.HasPrefix(dir, "tso/") {
@@ -186,7 +206,7 @@ func TestErrorPrefixes(t *testing.T) {
 
 // TestPackageComments: every package says what it is.
 func TestPackageComments(t *testing.T) {
-	for _, p := range load(t, "./...") {
+	for _, p := range load(t) {
 		if len(p.Files) == 0 {
 			continue
 		}

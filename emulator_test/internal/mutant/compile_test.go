@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 const moduleRoot = "../../.."
@@ -28,6 +30,7 @@ var changeable = []string{"./txn/...", "./notify/...", "./tso/...", "./cmd/percc
 // mutant changes, which takes milliseconds; the packages of a mutant that changes several are
 // built.
 func TestMutantsCompile(t *testing.T) {
+	long.Test(t, "it builds what mutants change")
 	root, err := filepath.Abs(moduleRoot)
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,8 @@ package protocol
 import (
 	"slices"
 	"testing"
+
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 var (
@@ -26,6 +28,9 @@ var progress = []Scenario{
 func TestProgress(t *testing.T) {
 	for _, sc := range progress {
 		t.Run(sc.Name, func(t *testing.T) {
+			if sc.Name == "three in two rows" {
+				long.Test(t, "many states")
+			}
 			r := Progress(sc, NoBug, *states)
 			t.Log(r)
 			if r.Stuck != "" || !r.Complete && !testing.Short() {
@@ -44,6 +49,9 @@ func TestPlantedStops(t *testing.T) {
 		BulkAgain:      "bulk of a hot secondary",
 	} {
 		t.Run(bug.String(), func(t *testing.T) {
+			if bug == NobodyWaits {
+				long.Test(t, "many states")
+			}
 			sc := progress[slices.IndexFunc(progress, func(sc Scenario) bool { return sc.Name == name })]
 			r := Progress(sc, bug, *states)
 			t.Log(r)

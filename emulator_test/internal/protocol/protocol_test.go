@@ -156,7 +156,7 @@ func explore(t *testing.T, scenarios, longer []Scenario) {
 		t.Run(sc.Name, func(t *testing.T) {
 			limit := *states
 			if long.Reduced() && !*whole {
-				limit = 50_000
+				limit = 20_000
 			}
 			r := Explore(sc, NoBug, limit)
 			t.Log(r)
@@ -221,12 +221,16 @@ func TestPlantedBugs(t *testing.T) {
 		ForUpdateIgnoresSafePoint:   "collect and update",
 		ForUpdateIgnoresLocks:       "collect and update",
 	}
+	slow := []Bug{SecondariesIgnoreSafePoint, ReadIgnoresSafePoint, ClaimAfterUnknown, LateLocksJudgedByOutcome, DeletesCollectedEarly}
 	byName := map[string]Scenario{}
 	for _, sc := range slices.Concat(scenarios, longer, follow, followLonger, bulk, bulkLonger, forUpdate, forUpdateLonger) {
 		byName[sc.Name] = sc
 	}
 	for bug := NoBug + 1; bug < EverybodyWaits; bug++ {
 		t.Run(bug.String(), func(t *testing.T) {
+			if slices.Contains(slow, bug) {
+				long.Test(t, "many states")
+			}
 			sc, ok := byName[found[bug]]
 			if !ok {
 				t.Fatalf("no scenario for %v", bug)

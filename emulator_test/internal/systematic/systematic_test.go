@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/internal/systematic"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 const root = "../../.."
@@ -44,6 +45,7 @@ func runToy(t *testing.T, s systematic.Suite, list systematic.List, o systematic
 
 // TestVerdicts has mutants of every operator and with every verdict.
 func TestVerdicts(t *testing.T) {
+	long.Test(t, "mutants that hang, and a limit for the time of each")
 	t.Parallel()
 	const explained = "check: n == 0 → false"
 	got := runToy(t, toy(t), systematic.List{"toy/toy.go " + explained: "nobody asks"}, systematic.Options{})
