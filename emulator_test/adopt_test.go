@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // newPlain makes table a without this library, with the rows r000 to r099.
@@ -244,6 +245,7 @@ func TestUndoAdoption(t *testing.T) {
 // A client that opened the table before the undo commits while the undo waits. Whenever
 // it does, either the commit survives and the undo fails, or the commit fails.
 func TestUndoAdoptionMeetsWriter(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for _, after := range []time.Duration{0, time.Second, 30 * time.Second, 59 * time.Second, 61 * time.Second, 119 * time.Second} {
 		t.Run(after.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

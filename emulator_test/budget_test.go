@@ -155,6 +155,7 @@ func TestRoundTrips(t *testing.T) {
 // TestRoundTripsOfRecovery counts the requests that it takes to resolve dead locks:
 // none to the oracle except the reader's own, and two or three for each lock.
 func TestRoundTripsOfRecovery(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for _, tt := range []struct {
 		name string
 		die  txntest.Step

@@ -18,6 +18,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // bulkSizes returns how many rows each bulk prewrite locks.
@@ -71,6 +72,7 @@ func (f *failingEntries) RecvMsg(m any) error {
 
 // A transaction commits although requests of its bulk prewrite or of its verification fail.
 func TestBulkPrewriteFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	rows := rowNames(6)
 	verification := stepOn(txntest.StepRead, rows[1])
 	for _, tt := range []struct {

@@ -9,12 +9,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A bulk prewrite arrives again after a run that follows changes has removed the primary's record.
 // Unlike a run that reads every row, it does not move the timestamp below which locks are late. So
 // other clients take the transaction for one that died.
 func TestDuplicateBulkPrewriteAfterCollectionOfChanges(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")

@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // firstValue returns the value of a row's first cell.
@@ -105,6 +106,7 @@ var readsOfOneCell = map[string]func(context.Context, *txn.Client, *txn.Snapshot
 // The newest lock of a column is lock-only, and below it is one of a bulk prewrite that may still
 // commit below the reader's timestamp. Reads of every kind must wait for it.
 func TestReadBelowHiddenLock(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for name, read := range readsOfOneCell {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -174,6 +176,7 @@ func TestReadBelowHiddenLock(t *testing.T) {
 // The newest lock of a column is lock-only. Below it is one of a transaction that has committed, and
 // whose client then died. Reads of every kind show that commit.
 func TestReadBelowHiddenCommit(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for name, read := range readsOfOneCell {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // newBulkEnv makes table a, whose rows are prewritten in bulk if there are two of them beside the primary's,
@@ -44,6 +45,7 @@ func rowNames(n int) (rows []string) {
 }
 
 func TestBulkPrewriteRequests(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for _, n := range []int{3, 10, 100, 1000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -198,6 +200,7 @@ func TestBulkCommitTSAfterLocks(t *testing.T) {
 // A bulk prewrite arrives again after its transaction is committed, and after the primary's record
 // was collected. The rollback of that lock must spare the committed value.
 func TestDuplicateBulkPrewriteAfterCollection(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env, c, faults := newBulkEnv(t, txn.Config{})
 		rows := rowNames(4)

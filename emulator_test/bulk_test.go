@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // bulkRows returns the rows r0000 to r(n-1), with two columns of binary values each.
@@ -212,6 +213,7 @@ func TestBulkLoadFaults(t *testing.T) {
 // A load that was interrupted continues with the same timestamps, so that all of its
 // rows become visible together.
 func TestBulkLoadGoesOn(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	for _, idle := range []bool{false, true} {
 		env := newBulk(t)

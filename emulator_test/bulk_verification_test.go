@@ -16,6 +16,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A column has three locks. The verification finds one of a dead transaction, and only then the one below
@@ -62,6 +63,7 @@ func TestBulkVerificationBelowADeadLock(t *testing.T) {
 
 // The keys of a bulk prewrite do not fit into one read: the verification reads all of them.
 func TestBulkVerificationOfManyLongKeys(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env, c, _ := newBulkEnv(t, txn.Config{})
 		var rows []string
@@ -120,6 +122,7 @@ func TestBulkPrewriteAnswerLeavesOutARow(t *testing.T) {
 // A client dies behind its commit point and leaves the locks of many rows. The next transaction that writes
 // them resolves these locks beside each other, as it does without bulk prewrite.
 func TestBulkVerificationResolvesManyLocks(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env, _, _ := newBulkEnv(t, txn.Config{})
 		const n, delay = 400, 5 * time.Millisecond

@@ -14,12 +14,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A collection that follows changes keeps the write records of transactions that may have locks
 // left, and removes their values. A check does not report acknowledgments because of that. The clients
 // die after they have committed a run, before they have noted that its locks are gone.
 func TestCheckOfCollectedAcknowledgments(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")

@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // connectionTrouble is how long a connection is half-open or slow: longer than the
@@ -70,6 +71,7 @@ func strikeAt(t *testing.T, env *txntest.Env, cfg txn.Config, kind string, n int
 // transfer: the connection is reset, half-open or slow. The outcome that the client
 // reports is what happened.
 func TestConnectionFaults(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, kind := range []string{workload.FaultReset, workload.FaultHalfOpen, workload.FaultTrickle} {
 		t.Run(kind, func(t *testing.T) {
 			points := 0
@@ -103,6 +105,7 @@ func TestConnectionFaults(t *testing.T) {
 // TestScanOverBrokenConnections resets the connection at each read of the answer to a
 // scan. The scan has to return every row exactly once.
 func TestScanOverBrokenConnections(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, kind := range []string{workload.FaultReset, workload.FaultHalfOpen} {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -155,6 +158,7 @@ func TestScanOverBrokenConnections(t *testing.T) {
 // ttl of its locks. Both the owner and a reader of the locks wait. The reader may roll
 // the live owner back; the outcome that the owner reports is what happened.
 func TestServerPaused(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	points := 0
 	for k, more := 1, true; more && !t.Failed(); k += shortStride() {
 		t.Run(strconv.Itoa(k), func(t *testing.T) {

@@ -177,6 +177,7 @@ func observersKilled(t *testing.T, of txn.Column, workers int, resolve bool) {
 // transaction with a weak notification. If the transaction is committed, its
 // notification exists: no other client could write it.
 func TestCrashWithWeakNotification(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	crashEnv(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 		if err := changes.RegisterObserver(t.Context(), a, "right", txn.Column{Family: "f", Qualifier: "bell"}, "count", true); err != nil {
 			t.Fatal(err)

@@ -261,6 +261,7 @@ func compareExcept(t *testing.T, file, got string, leaveOut func(entry string) b
 
 // A client reports a safe point that is damaged while it runs at once: it does not wait for another one.
 func TestDamagedSafePoint(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for how, value := range damages {
 		synctest.Test(t, func(t *testing.T) {
 			env := newAcknowledged(t, txntest.WithoutCheck())

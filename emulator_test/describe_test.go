@@ -11,11 +11,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // RawWrites finds a raw write by its timestamp: it is later than the adoption, or than
 // a commit of its column.
 func TestRawWrites(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env := newPlain(t) // rows r000 to r099, from before the adoption
 		advance(time.Hour)

@@ -10,11 +10,13 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestOperationsThatCannotBegin: no operation does anything after Close, or with a context that has
 // ended. It says so at once.
 func TestOperationsThatCannotBegin(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	closed := func(c *txn.Client) {

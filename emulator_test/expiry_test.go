@@ -161,6 +161,7 @@ func TestExpiry(t *testing.T) {
 // A client that was idle when an expiry was set honours it in its first read, in every way to read.
 // Before the fix it showed what it knew to last, and read the schema beside that.
 func TestExpirySetWhileIdle(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for way, read := range waysToRead {
 		synctest.Test(t, func(t *testing.T) {
 			env := newGCEnv(t)
@@ -181,6 +182,7 @@ func TestExpirySetWhileIdle(t *testing.T) {
 
 // Columns that a transaction reads ahead expire as well.
 func TestExpiryOfPrefetchedColumns(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		setExpiry(t, s.env.Client, time.Hour)
@@ -231,6 +233,7 @@ func TestExpiryOfTheLatestState(t *testing.T) {
 // A serializable transaction that has read a value commits before it expires, or not at all.
 // Otherwise a snapshot between the two would see the value gone and the transaction not yet.
 func TestExpiryOfSerializable(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	column := txn.Column{Family: "f", Qualifier: "q"}
 	ways := map[string]func(ctx context.Context, tx *txn.Txn) error{
 		"Get": func(ctx context.Context, tx *txn.Txn) error {
@@ -292,6 +295,7 @@ func TestExpiryOfSerializable(t *testing.T) {
 // An expiry writes nothing. A run of an observer after it sees the change, and no value. After
 // garbage collection nothing is left, and nothing is pending.
 func TestExpiryAndObservers(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := newExpiryEnv(t, time.Hour)
 		c, cell := env.Client, txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "q"}
@@ -447,6 +451,7 @@ func TestExpiryTakenBackBesideACollector(t *testing.T) {
 // TestExpiryTakenBackInTime: an expiry that was a mistake hides nothing for good if it is taken back
 // before garbage collection relies on it.
 func TestExpiryTakenBackInTime(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := newExpiryEnv(t, 0)
 		c := env.Client

@@ -114,6 +114,7 @@ func TestSecondariesAreRetried(t *testing.T) {
 // TestReadsCutShort breaks every streamed answer after two messages, again and again.
 // Reads still return every row exactly once.
 func TestReadsCutShort(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")

@@ -97,6 +97,7 @@ func TestFirstCellsRoundTrips(t *testing.T) {
 // A read of the first cells waits for no lock far beyond them, and for each one before them. An
 // expired lock is resolved, and what its transaction had deleted stays.
 func TestFirstCellsBesideLocks(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for _, tt := range []struct {
 		locked, start, want string
 		waits               bool

@@ -132,6 +132,7 @@ func wantCommit(t *testing.T, tx *txn.Txn, conflict bool) {
 // TestForUpdateMissesACommit: a transaction read a cell before another one committed it, and has
 // a start timestamp above that commit. It must not overwrite what it has not seen.
 func TestForUpdateMissesACommit(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for name, change := range map[string]func(*txn.Txn){
 		"nothing":           nil,
 		"value":             func(tx *txn.Txn) { set(tx, "2", "r") },
@@ -361,6 +362,7 @@ func TestForUpdateOfALockedCell(t *testing.T) {
 // TestForUpdateBesideACollection: between the read and the start timestamp, another transaction
 // deletes the cell, and a collector removes the delete. Then the prewrite finds nothing.
 func TestForUpdateBesideACollection(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		tx := lateStart(t, func(t *testing.T, env *txntest.Env) {
 			other := begin(t, env.Client)
@@ -424,6 +426,7 @@ func TestForUpdateBesideOrphanData(t *testing.T) {
 // TestForUpdateReadsAhead: what the client reads beside its request for a start timestamp, and what the
 // function then reads. If the first read is of no use, the function reads at the start timestamp.
 func TestForUpdateReadsAhead(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for _, tt := range []struct {
 		name         string
 		fresh        bool          // a client without a timestamp

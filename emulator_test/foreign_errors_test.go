@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // The cause of a cancelled context may be another transaction's error, as errgroup
@@ -230,6 +231,7 @@ func TestUndeterminedInsideUpdate(t *testing.T) {
 // A collection is cancelled because another deployment's collection was busy. It must
 // not report that it lost its own lease.
 func TestCauseIsAnothersCollection(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded())
 		env.CreateTable("a", "f")

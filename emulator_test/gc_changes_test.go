@@ -106,6 +106,7 @@ func TestGCFollowsChanges(t *testing.T) {
 // A run that follows changes keeps the write record of a transaction that may have locks left:
 // they need it. One that reads every row, and resolves the locks, removes it.
 func TestGCKeepsRecordsOfStrandedLocks(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	// In each case a client commits "lost" to bob and joe, and joe's lock stays.
 	for _, tt := range []struct {
 		name   string
@@ -190,6 +191,7 @@ func TestGCKeepsRecordsOfStrandedLocks(t *testing.T) {
 // After an unknown outcome, a client soon claims again that its later commits have no locks left,
 // whether the outcome is settled or not.
 func TestGCFollowsChangesAfterAnUnknownOutcome(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for _, tt := range []struct {
 		name   string
 		fault  txntest.Action
@@ -272,6 +274,7 @@ func TestGCOfChangesBeforeALatePrewrite(t *testing.T) {
 
 // A run that follows changes and is interrupted leaves the notes of what it has not collected.
 func TestGCOfChangesIsInterrupted(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := changesEnv(t)
 		c := env.NewClient(txn.Config{})

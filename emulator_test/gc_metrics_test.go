@@ -14,6 +14,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // numbers returns the values of garbage collection's metrics, by name and the value of
@@ -53,6 +54,7 @@ func numbers(t *testing.T, reader *sdkmetric.ManualReader) map[string]float64 {
 // TestGCMetrics reads the metrics of a collection that a live transaction blocks, and
 // of the next one.
 func TestGCMetrics(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
 		cfg := txn.Config{TokenTTL: -1, MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))}

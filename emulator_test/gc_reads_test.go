@@ -12,12 +12,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A read was sent before the safe point moved, and is answered after its row was
 // collected. The client refuses it, because it checks the safe point after the read. A
 // check before the read would let it return "absent".
 func TestReadAnsweredAfterCollection(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	row := func(opts ...txn.ReadOption) func(context.Context, txn.Reader) (any, error) {
 		return func(ctx context.Context, r txn.Reader) (any, error) { return r.ReadRow(ctx, "bob", opts...) }
 	}

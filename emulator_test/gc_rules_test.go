@@ -165,6 +165,7 @@ func TestPlanOfCollection(t *testing.T) {
 // A collection keeps to its rate and reports its progress. After an interruption the
 // next one continues where it stopped.
 func TestCollectionRateAndInterruption(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
@@ -227,6 +228,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 // continues there, although all later tablets are collected. Before, a table of 16 tablets took
 // 16 times as long.
 func TestCollectionOfManyTablets(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		const tablets = 16
 		perTablet := 20 * time.Second // of a node's work
@@ -349,6 +351,7 @@ func TestSafePointOfAnotherFormat(t *testing.T) {
 // The safe point never goes back: not with a longer retention, not if a collector
 // publishes late, and not in a client that reads a restored row.
 func TestSafePointNeverGoesBack(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")
@@ -417,6 +420,7 @@ func TestUnconditionalRequestsAreBounded(t *testing.T) {
 // further. If it continued, the record of the primary could go before the lock of a secondary,
 // and the committed change of the secondary would be lost.
 func TestRefusedCollection(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for _, refused := range []txntest.Step{txntest.StepRollForward, txntest.StepCollect} {
 		t.Run(string(refused), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -446,6 +450,7 @@ func TestRefusedCollection(t *testing.T) {
 // A collection whose context ends while it waits for a live transaction names the locks, however many
 // parts the tables have.
 func TestCollectionEndsWhileItWaits(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	times := 5 // which part of it notices the end first differs
 	if long.Reduced() {
 		times = 1
@@ -473,6 +478,7 @@ func TestCollectionEndsWhileItWaits(t *testing.T) {
 // A collection waits for a live transaction at most LockWait, and continues when its lock
 // has ended. Meanwhile it reads only the tables again that have live locks.
 func TestCollectionWaitsForLock(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env, victim, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Hour})
 		slow := faults.OnStep(txntest.StepCommit, txntest.Hold)
@@ -514,6 +520,7 @@ func TestCollectionWaitsForLock(t *testing.T) {
 // A collection that finds a damaged lock removes nothing: the lock may be one that has to
 // be resolved first.
 func TestCollectionStopsAtDamagedLock(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.Embedded(), txntest.WithoutCheck())
 		env.CreateTable("a", "f")

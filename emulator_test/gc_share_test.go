@@ -84,6 +84,7 @@ func (s *shared) collect(t *testing.T, cfg gc.Config, progress func(*sharer, gc.
 // Collectors share each phase of a run, and what one has taken that dies goes to the others: also
 // if it led the run.
 func TestCollectorsShareARun(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	tests := []struct {
 		name       string
 		collectors int
@@ -239,6 +240,7 @@ func TestCollectorsShareNotes(t *testing.T) {
 
 // A collector that Bigtable refuses a request ends with this error, and another one does its part.
 func TestRefusedCollectorOfASharedRun(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared(t, 32)
 		first := s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {})
@@ -349,6 +351,7 @@ func TestFourCollectorsAreFaster(t *testing.T) {
 // The status says which collector works on what. What excludes collectors waits for all of them,
 // also for one that has no lease.
 func TestStatusAndExclusionOfCollectors(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared(t, 64)
 		first := s.collect(t, gc.Config{}, func(*sharer, gc.Progress) {})
@@ -414,6 +417,7 @@ func TestCollectorLeavesAnExcludedRun(t *testing.T) {
 // one leads, and divides the tables otherwise. When the first one reaches the record again, it begins no
 // phase: its parts have the numbers of other rows.
 func TestReplacedLeaderBeginsNoPhase(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared(t, 32)
 		resolved := func(c txntest.Call) bool {

@@ -118,6 +118,7 @@ func garbage(t *testing.T, c *txn.Client, rows []string, p tso.Timestamp) (left 
 // garbage now and then. Every state at or above the safe point reads as before, reads
 // below it fail, and no garbage is left.
 func TestCollectionsKeepHistory(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	seeds := 10
 	if long.Reduced() {
 		seeds = 2

@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // lateSchema makes a client whose next read of the schema record, in the background,
@@ -90,6 +91,7 @@ func TestLateSchemaAfterRegistration(t *testing.T) {
 // writer did not know of a registration for longer than SchemaMaxAge after a late
 // answer, and what it wrote after a Backfill was not observed.
 func TestLateSchemaAfterBackfill(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
 		writer, hold := lateSchema(t, env)

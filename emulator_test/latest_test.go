@@ -16,6 +16,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // latestValue reads f:q of a row of table a at its present; "absent" if it does not exist.
@@ -241,6 +242,7 @@ func TestLatestMeetsTheDead(t *testing.T) {
 // A read of the latest state never fails because of garbage collection. Between its two
 // requests, what the first one named is replaced and collected.
 func TestLatestBesideCollection(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for _, old := range []string{"committed", "plain", "none"} {
 		t.Run(old, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

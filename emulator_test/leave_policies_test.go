@@ -14,12 +14,14 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // When a table becomes a plain one, its values last as long as they do in transactions, whatever
 // policy the adoption has cleared: Bigtable deletes nothing that a transaction reads, unless the
 // caller says so.
 func TestPoliciesOfPlainTable(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	versions, age := bigtable.MaxVersionsPolicy(5), bigtable.MaxAgePolicy(time.Hour)
 	const hour, long = time.Hour, 1000 * time.Hour
 	for _, test := range []struct {

@@ -253,6 +253,7 @@ func TestCrashOfLeave(t *testing.T) {
 // An operator dies when a part of the rows has left. The next call rewrites the others only, but
 // searches all of them: it finds a cell that came back to a row that had left.
 func TestLeaveResumes(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	synctest.Test(t, func(t *testing.T) {
 		const rows = 400
 		cluster := model.New(model.Config{Tables: map[string]model.Table{"a": {Bytes: 1e6, Splits: model.HexSplits("", 20)}}})

@@ -216,6 +216,7 @@ func wantColumns(t *testing.T, s *txn.Snapshot, cols []txn.Column, value string)
 // have to be named takes three requests; by their bytes it could be two. Before the fix
 // it took five.
 func TestPrewritesOfManyColumns(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))
@@ -270,6 +271,7 @@ func wantKeys(t *testing.T, s *txn.Snapshot, rs bigtable.RowSet, want []string, 
 // A long list of row ranges is split into several requests, as a list of keys is.
 // Before the fix the request was larger than Bigtable allows.
 func TestLongListOfRanges(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		seen := newSizes(t)
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}), txntest.WithDialOptions(seen.dialOptions()...))

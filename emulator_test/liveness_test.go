@@ -183,6 +183,7 @@ func TestLockWithoutToken(t *testing.T) {
 // The lock of a dead owner without a worker token ends within a minute, whatever its LockTTL. Before the fix it
 // blocked others for LockTTL, 24 h. A living owner keeps it.
 func TestLongLockWithoutToken(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	for name, arm := range map[string]func(*txntest.Faults) txn.Config{
 		"without a token":   func(*txntest.Faults) txn.Config { return txn.Config{TokenTTL: -1} },
 		"token not written": func(f *txntest.Faults) txn.Config { f.OnStep(txntest.StepToken, txntest.Crash); return txn.Config{} },
@@ -452,6 +453,7 @@ func TestTokensAreRemoved(t *testing.T) {
 // safe point six times. When it commits again, its token is short again, so other clients notice
 // soon if it dies.
 func TestIdleClient(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		const minutes, ttl = 10, 5 * time.Second
 		env, c, faults := newFaultyClient(t, txn.Config{TokenTTL: ttl})
@@ -496,6 +498,7 @@ func TestIdleClient(t *testing.T) {
 // always commits, and at most twice for a commit now and then. Before the fix it was three times in TokenTTL
 // until TokenTTL after the last commit. If the client dies after a commit began, its token soon goes stale.
 func TestTokenWrites(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	const ttl = 5 * time.Second
 	for _, tt := range []struct {
 		every   time.Duration // between commits

@@ -189,6 +189,7 @@ func putLock(t *testing.T, env *txntest.Env, l format.Lock) {
 // marker there, which would block the cell as well. A repair removes the lock. Before the fix,
 // writers waited for centuries, and no command removed the lock.
 func TestLocksAboveOracle(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env, dead, faults := newFaultyClient(t, txn.Config{})
 		mustSet(t, dead, "1", "joe") // its token goes stale
@@ -255,6 +256,7 @@ func TestLocksAboveOracle(t *testing.T) {
 // Perhaps a lock above the oracle's time is right, and the oracle is behind. If anything says
 // so, no repair removes the lock.
 func TestLocksOfAnotherOracle(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	const ahead = 10 * time.Hour
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
@@ -457,6 +459,7 @@ func TestStatsOfAResolver(t *testing.T) {
 // and one that is alive costs no more than that. Before the fix, ResolveTransaction resolved one
 // lock after the other, and asked the oracle for each.
 func TestLocksOfALargeTransaction(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	const n = 640 // ten times Config.Parallelism
 	for name, died := range map[string]txntest.Step{"dead": txntest.StepCommit, "committed": txntest.StepSecondaries, "alive": ""} {
 		t.Run(name, func(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // What follows draws the options of TestMetamorphic. TestEveryOptionIsDrawn fails if the
@@ -273,6 +274,7 @@ func drawn[T any](t *testing.T, draw func(*rapid.T) T) []string {
 // clients, transactions, snapshots and reads, and uses every method that reads or writes. If
 // this test fails, draw the new option.
 func TestEveryOptionIsDrawn(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	drawn(t, func(t *rapid.T) txn.Config {
 		p := drawPlan(t)
 		return p.config(0, tso.NewLocal(tso.LocalConfig{}), &bigtable.AdminClient{})

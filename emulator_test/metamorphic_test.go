@@ -218,7 +218,10 @@ type lateOracle struct{ tso.Oracle }
 func TestMetamorphic(t *testing.T) {
 	t.Parallel()
 	histories := 60
-	if long.Reduced() {
+	switch {
+	case testing.Short():
+		histories = 3
+	case long.Reduced():
 		histories = 8
 	}
 	flag.Visit(func(f *flag.Flag) {

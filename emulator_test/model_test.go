@@ -405,6 +405,7 @@ var (
 // without data from before their adoption, at the timestamp of every commit, and in a
 // transaction between its own writes.
 func TestReadsAgainstModel(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	env := txntest.New(t, txntest.WithoutQuota())
 	ctx := t.Context()
 	keys := binaryKeys()
@@ -484,6 +485,7 @@ func adopt(ctx context.Context, t *rapid.T, env *txntest.Env, name string, model
 // TestPagesAgainstModel scans a table of many pages, with a transaction's own writes in
 // and between them. The first page has 256 rows.
 func TestPagesAgainstModel(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	t.Parallel()
 	const rows = 900
 	env := txntest.New(t)

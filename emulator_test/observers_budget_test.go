@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // offers is a Finder that finds the notifications that a test sends to it.
@@ -31,6 +32,7 @@ func (f offers) Find(ctx context.Context, s notify.Search) error {
 
 // TestRoundTripsOfObservers counts every request that one notification takes.
 func TestRoundTripsOfObservers(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	cell := txn.Cell{Table: "a", Row: "r", Family: "f", Qualifier: "in"}
 	write := func(ctx context.Context, c *txn.Client) error {
 		_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {

@@ -76,6 +76,7 @@ func TestPassedNotification(t *testing.T) {
 // nor roll them back. Such a client knows only format version 1. Here a lock of an
 // unknown version stands for a passable one.
 func TestUnknownLockIsRefused(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
 		env.CreateTable("a", "f")
@@ -99,6 +100,7 @@ func TestUnknownLockIsRefused(t *testing.T) {
 // A secondary's lock of version 1 leads to a primary lock of an unknown version. A
 // client that does not know that version reports it too, and does not wait.
 func TestUnknownPrimaryLockIsRefused(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport(), txntest.WithoutCheck())
 		env.CreateTable("a", "f")

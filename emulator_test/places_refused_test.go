@@ -23,6 +23,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // places refuses requests by the place in the code that sends them: the first request of each place, one
@@ -109,6 +110,7 @@ func (p *places) each(t *testing.T, f func() error) {
 
 // TestCollectionRefusedAtEachPlace: a collector reports each request that is refused, in each phase of a run.
 func TestCollectionRefusedAtEachPlace(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for name, tt := range map[string]struct {
 		env  func(*testing.T) *txntest.Env
 		call func(context.Context, *txn.Client) (*gc.Report, error)
@@ -194,6 +196,7 @@ func first[T any](all iter.Seq2[T, error]) error {
 
 // TestChangesRefusedAtEachPlace: functions about notifications report each request that is refused.
 func TestChangesRefusedAtEachPlace(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env := newGCEnv(t)
 		env.CreateTable("a", "f")

@@ -20,6 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A prefetchScene is a table a with rows of columns f:a to f:d. Its client has learned
@@ -444,6 +445,7 @@ func TestPrefetchOfSnapshots(t *testing.T) {
 
 // The client soon forgets columns that are not read together any more.
 func TestPrefetchFollowsTheWorkload(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		s := newPrefetchScene(t, txn.Config{})
 		for range 40 {

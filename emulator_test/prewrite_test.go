@@ -18,11 +18,13 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A prewrite that cannot succeed is sent once, and none at all if garbage collection has passed the
 // transaction. It is the same for a wide row. Nothing is left behind.
 func TestPrewritesThatCannotSucceed(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	narrow := func(tx *txn.Txn) { set(tx, "new", "row") }
 	for name, write := range map[string]func(*txn.Txn){"one column": narrow, "wide row": func(tx *txn.Txn) { setWide(tx, "new", "row") }} {
 		t.Run(name+", refused", func(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // update runs one transaction on a table and returns its commit_ts.
@@ -112,6 +113,7 @@ func TestAbsentAndEmpty(t *testing.T) {
 
 // Row keys, qualifiers and values may contain any bytes.
 func TestAnyBytes(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	env := txntest.New(t)
 	env.CreateTable("t", "f")
 	ctx := t.Context()
@@ -484,6 +486,7 @@ func TestScanOfSlowConsumer(t *testing.T) {
 // Pages are bounded in bytes as well as in rows. The test can see this if each page has
 // a request of its own.
 func TestScanOfLargeRows(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	faults := txntest.NewFaults(t)
 	env := txntest.New(t, txntest.WithDialOptions(faults.DialOptions()...), txntest.WithConfig(txn.Config{SyncSecondaries: true}))
 	env.CreateTable("t", "f")

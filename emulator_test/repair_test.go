@@ -372,6 +372,7 @@ func TestRepairAbove(t *testing.T) {
 
 // A client whose oracle is as far ahead proves that this one is behind, or another deployment's.
 func TestRepairAboveOfLiveClient(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	synctest.Test(t, func(t *testing.T) {
 		env := txntest.New(t, txntest.WithoutTransport())
 		env.CreateTable("a", "f")

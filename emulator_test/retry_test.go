@@ -15,6 +15,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // everyRead is each way to read row bob of table a.
@@ -68,6 +69,7 @@ func scanOf(rs bigtable.RowSet, opts ...txn.ReadOption) func(context.Context, *t
 // the fix, one request that hung ended the read, and an Update with it, with an error that
 // matched context.DeadlineExceeded although no deadline of the caller had passed.
 func TestReadsAreRetried(t *testing.T) {
+	long.NotUnderRace(t, "one fault after the other")
 	for name, read := range everyRead {
 		for _, failing := range []txntest.Step{txntest.StepRead, txntest.StepSchema} {
 			for _, action := range []txntest.Action{txntest.Crash, txntest.Delay, txntest.DropRequest} {

@@ -9,6 +9,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 var observed = admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "q"}}}
@@ -17,6 +18,7 @@ var observed = admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []t
 // it writes the notify cell of a newly observed column. Before the fix it did not,
 // however old the schema was.
 func TestNewlyObservedColumn(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env, a, _ := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		mustSet(t, a, "1", "bob")

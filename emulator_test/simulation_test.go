@@ -288,6 +288,9 @@ func TestSimulation(t *testing.T) {
 	histories := int64(*simulations)
 	if long.Reduced() && histories == simulated {
 		histories, first = 10, max(first, 1)
+		if testing.Short() {
+			histories = 4
+		}
 	}
 	if first == 0 {
 		first = rand.Uint64N(1_000_000_000) + 1

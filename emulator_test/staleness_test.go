@@ -11,6 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // valueAt reads f:q of a row of table a; "absent" if it does not exist.
@@ -169,6 +170,7 @@ func TestStalenessBelowOwnCommit(t *testing.T) {
 // A timestamp below the safe point cannot be reused; the client asks the oracle
 // instead.
 func TestStalenessAndSafePoint(t *testing.T) {
+	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
 		putValue(t, c, "r", "1")

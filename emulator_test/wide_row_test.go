@@ -12,6 +12,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // wideColumns is large enough that a prewrite names none of the columns.
@@ -47,6 +48,7 @@ func wantWide(t *testing.T, c *txn.Client, row, want string) {
 // TestWideRowIsOneRequest counts the requests for many columns of a row, with short and
 // long names.
 func TestWideRowIsOneRequest(t *testing.T) {
+	long.NotUnderRace(t, "one request after the other")
 	for _, length := range []int{3, 1000} {
 		env, a, faults := newFaultyClient(t, txn.Config{TokenTTL: -1})
 		_, err := a.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
