@@ -19,6 +19,7 @@ var (
 // that clients see with a model: go test ./emulator_test -run TestCombinations -combinations 2000 -v.
 // Package combination draws the features, and computes how many histories cover all pairs and triples.
 func TestCombinations(t *testing.T) {
+	long.Judged(t)
 	long.NotUnderRace(t, "such histories are those of TestSimulation and TestMetamorphic")
 	t.Parallel()
 	seed, n := *combinationSeed, *combinations

@@ -216,6 +216,7 @@ type lateOracle struct{ tso.Oracle }
 // -rapid.checks 5000. Each step shows what a model in memory expects, in whatever way it
 // reads. Without the flag it runs 60 histories with all tests, and otherwise the same 8 each time.
 func TestMetamorphic(t *testing.T) {
+	long.Judged(t)
 	t.Parallel()
 	histories := 60
 	switch {

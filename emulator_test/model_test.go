@@ -405,6 +405,7 @@ var (
 // without data from before their adoption, at the timestamp of every commit, and in a
 // transaction between its own writes.
 func TestReadsAgainstModel(t *testing.T) {
+	long.Judged(t)
 	long.NotUnderRace(t, "one request after the other")
 	env := txntest.New(t, txntest.WithoutQuota())
 	ctx := t.Context()

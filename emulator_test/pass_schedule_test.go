@@ -221,6 +221,7 @@ func (o scheduledOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 // read, and it shows the transaction's writes exactly if it is not older than the
 // commit_ts.
 func TestPassSchedules(t *testing.T) {
+	long.Judged(t)
 	t.Parallel()
 	seed := *scheduleSeed
 	raised, renewed := 0, 0

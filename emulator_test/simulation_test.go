@@ -282,6 +282,7 @@ func (r *recorder) withoutCommit() (most int) {
 // ./emulator_test -run TestSimulation -simulations 5000. A seed decides everything but
 // the jitter of the library's backoff.
 func TestSimulation(t *testing.T) {
+	long.Judged(t)
 	first := *simulationSeed
 	loads := tested()
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // otherwise Go's garbage collector takes a third of the time
