@@ -75,8 +75,8 @@ func TestServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := start(t)
 			cfg := quick
-			cfg.Only = timeless()
-			cfg.Dial = s.dial // these servers have no accounts
+			cfg.Only = timeless("permission-code") // these servers have no accounts
+			cfg.Dial = s.dial
 			r, err := conformance.Run(t.Context(), s.bt, s.admin, cfg)
 			if err != nil {
 				t.Fatal(err)
