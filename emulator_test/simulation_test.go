@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -285,7 +284,6 @@ func TestSimulation(t *testing.T) {
 	long.Judged(t)
 	first := *simulationSeed
 	loads := tested()
-	defer debug.SetGCPercent(debug.SetGCPercent(400)) // otherwise Go's garbage collector takes a third of the time
 	histories := int64(*simulations)
 	if long.Reduced() && histories == simulated {
 		histories, first = 10, max(first, 1)
