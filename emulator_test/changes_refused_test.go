@@ -282,7 +282,7 @@ func failEach(t *testing.T, run func(k int64, code codes.Code) ran) {
 	if want.err != nil {
 		t.Error(want.err)
 	}
-	for k, more := int64(1), true; more; k += int64(reducedTo(2)) {
+	for k, more := int64(1), true; more; k += int64(reducedTo(5)) {
 		got := run(k, codes.PermissionDenied)
 		if more = got.fired; !more && k == 1 {
 			t.Error("it sent no request")

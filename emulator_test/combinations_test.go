@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	combinations    = flag.Int("combinations", 0, "how many histories TestCombinations makes; 0: the same 40 each time, or the first 5 of them if they are reduced")
+	combinations    = flag.Int("combinations", 0, "how many histories TestCombinations makes; 0: the same 40 each time, or the first 3 of them if they are reduced")
 	combinationSeed = flag.Uint64("combination-seed", 0, "seed of the first of them; 0: by chance")
 )
 
@@ -25,7 +25,7 @@ func TestCombinations(t *testing.T) {
 	seed, n := *combinationSeed, *combinations
 	switch {
 	case n == 0 && long.Reduced():
-		seed, n = 1, 5
+		seed, n = 1, 3
 	case n == 0:
 		seed, n = 1, 40
 	case seed == 0:

@@ -192,7 +192,7 @@ func TestCrashMatrixOfPackages(t *testing.T) {
 				stride := 1
 				switch {
 				case long.Reduced():
-					stride = (total + 7) / 8
+					stride = (total + 3) / 4
 				case total > 30:
 					stride = 2
 				}

@@ -34,8 +34,8 @@ func TestCollectionRefusedAtEveryRequest(t *testing.T) {
 		stride  int // if some cases are left out
 		call    func(context.Context, *txn.Client) (*gc.Report, error)
 	}{
-		{"collection", false, 5, run},
-		{"resumed", true, 5, run},
+		{"collection", false, 9, run},
+		{"resumed", true, 9, run},
 		{"plan", false, 3, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
 			return gc.Plan(ctx, c, gc.Config{Retention: retention})
 		}},

@@ -228,6 +228,7 @@ func TestCollectionRateAndInterruption(t *testing.T) {
 // continues there, although all later tablets are collected. Before, a table of 16 tablets took
 // 16 times as long.
 func TestCollectionOfManyTablets(t *testing.T) {
+	long.Test(t, "many tablets")
 	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		const tablets = 16

@@ -99,7 +99,7 @@ func TestCollectorsShareARun(t *testing.T) {
 		{"the first of five dies before it has resolved its locks", 5, 0, gc.PhaseLocks},
 	}
 	if long.Reduced() {
-		tests = tests[4:]
+		tests = tests[5:]
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -162,6 +162,7 @@ func TestCollectorsShareARun(t *testing.T) {
 // Collectors share the notes of a run that follows changes, and each changed row is collected, also
 // if one of them dies.
 func TestCollectorsShareNotes(t *testing.T) {
+	long.Test(t, "hours of virtual time")
 	for _, tt := range []struct {
 		name string
 		dies int
@@ -240,6 +241,7 @@ func TestCollectorsShareNotes(t *testing.T) {
 
 // A collector that Bigtable refuses a request ends with this error, and another one does its part.
 func TestRefusedCollectorOfASharedRun(t *testing.T) {
+	long.Test(t, "hours of virtual time")
 	long.NotUnderRace(t, "one fault after the other")
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared(t, 32)
@@ -264,6 +266,7 @@ func TestRefusedCollectorOfASharedRun(t *testing.T) {
 // Requests for the record of a run, and for the lease, are lost, doubled, late, or applied with an error, of
 // the collector that leads or of the other one.
 func TestRequestsOfASharedRun(t *testing.T) {
+	long.Test(t, "one request after the other of a collection of hours")
 	long.NotUnderRace(t, "one request after the other, and what it costs")
 	n := 0
 	for _, action := range []txntest.Action{txntest.DropRequest, txntest.DropResponse, txntest.Duplicate, txntest.Echo, txntest.Delay} {
@@ -351,6 +354,7 @@ func TestFourCollectorsAreFaster(t *testing.T) {
 // The status says which collector works on what. What excludes collectors waits for all of them,
 // also for one that has no lease.
 func TestStatusAndExclusionOfCollectors(t *testing.T) {
+	long.Test(t, "hours of virtual time")
 	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared(t, 64)
@@ -388,6 +392,7 @@ func TestStatusAndExclusionOfCollectors(t *testing.T) {
 // A collector that finds garbage collection excluded removes nothing, although the record names a
 // run that it could share.
 func TestCollectorLeavesAnExcludedRun(t *testing.T) {
+	long.Test(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared(t, 32)
 		first := s.collect(t, gc.Config{}, func(k *sharer, p gc.Progress) {
@@ -417,6 +422,7 @@ func TestCollectorLeavesAnExcludedRun(t *testing.T) {
 // one leads, and divides the tables otherwise. When the first one reaches the record again, it begins no
 // phase: its parts have the numbers of other rows.
 func TestReplacedLeaderBeginsNoPhase(t *testing.T) {
+	long.Test(t, "hours of virtual time")
 	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared(t, 32)

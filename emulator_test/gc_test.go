@@ -309,7 +309,7 @@ func collectorsKilled(t *testing.T, offset int, goOn func(*testing.T, *txntest.E
 	// To die after a request was applied is mostly the same as to die before the next one.
 	crashes, stride := 0, 2
 	if long.Reduced() {
-		stride = 12 // of each of the others another request; a run removes garbage with about ten requests
+		stride = 24 // of each of the others another request; a run removes garbage with about ten requests
 	} else {
 		offset = 0
 	}

@@ -227,6 +227,7 @@ func TestOneHotCell(t *testing.T) {
 // TestOneHotCellOfManyClients has 32 clients change one cell. Those that come too late pause, so each commit costs
 // few requests, and the next one begins soon.
 func TestOneHotCellOfManyClients(t *testing.T) {
+	long.Test(t, "32 clients, and figures with pauses by chance")
 	long.NotUnderRace(t, "one request after the other, and what it costs")
 	synctest.Test(t, func(t *testing.T) {
 		const clients, workers, lasts = 32, 2, 4 * time.Second

@@ -22,6 +22,7 @@ import (
 // bystanders took seconds. Those that touch a tablet wait for it, and do not fail. Few requests go there:
 // when the clients find out, and two or three a second from each client after that.
 func TestBystandersOfTabletsThatAreAway(t *testing.T) {
+	long.Test(t, "ten clients, and figures with pauses by chance")
 	long.NotUnderRace(t, "one request after the other, and what it costs")
 	const (
 		clients = 10

@@ -227,7 +227,7 @@ func TestCrashOfLeave(t *testing.T) {
 	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	crashes := 0
-	for k, more := 1, true; more; k += 2 * reducedTo(5) {
+	for k, more := 1, true; more; k += 2 * reducedTo(9) {
 		for _, after := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
 				env, want := newLeaving(t)

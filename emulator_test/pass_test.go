@@ -272,6 +272,7 @@ func holdPrewrite(t *testing.T, env *txntest.Env, away time.Duration) (*txn.Clie
 // few requests of the owner. A distant owner also extends its lock, which readers change between
 // its read and its write.
 func TestPassStream(t *testing.T) {
+	long.Test(t, "many readers beside one commit")
 	long.NotUnderRace(t, "one request after the other, and what it costs")
 	for name, tt := range map[string]struct{ between, owner, prewrites, longest time.Duration }{
 		"young": {100 * time.Microsecond, 2 * time.Millisecond, 50 * time.Millisecond, 40 * time.Millisecond},

@@ -13,6 +13,7 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
+	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // A lockedBuffer is a buffer that several loggers may share.
@@ -36,6 +37,7 @@ func (l *lockedBuffer) String() string {
 // TestNoValuesInLogsAndErrors writes secret values under faults that cause every kind
 // of error and warning. No secret may appear in a log, at any level, or in an error.
 func TestNoValuesInLogsAndErrors(t *testing.T) {
+	long.Test(t, "one of five requests fails by chance")
 	const secret = "correct horse battery staple"
 	env := txntest.New(t)
 	env.CreateTable("a", "f")
