@@ -27,7 +27,7 @@ func TestBackgroundRequestFaults(t *testing.T) {
 	for _, of := range []struct {
 		step    txntest.Step
 		actions []txntest.Action
-		always  txntest.Action // the others may be left out
+		always  txntest.Action // a reduced test tries only this one
 	}{
 		{txntest.StepJournal, bulk, txntest.Partial}, {txntest.StepJournalClear, bulk, txntest.Delay},
 		{txntest.StepJournalRead, one[:2], txntest.DropResponse}, {txntest.StepSweep, one, txntest.Duplicate},

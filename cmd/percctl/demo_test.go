@@ -47,7 +47,7 @@ func writeFiles(t *testing.T, n int) string {
 // TestDemo is the main job: workers die at every point of a run, and nothing is
 // lost, doubled or left half done.
 func TestDemo(t *testing.T) {
-	long.Test(t, "workers die and others wait for their locks; a script runs a shorter demo")
+	long.Test(t, "workers die, and their locks must expire; a script runs a shorter demo")
 	t.Parallel()
 	dir := writeFiles(t, 90)
 	for seed := range uint64(2) {

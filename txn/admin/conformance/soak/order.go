@@ -10,7 +10,7 @@ import (
 )
 
 // order checks every timestamp that the clients of a run receive, as [tso.Oracle] promises it: a
-// caller's timestamp is above each one that anybody received before the call, and no two are
+// caller's timestamp is above each one that some client received before the call, and no two are
 // equal. Observers, tokens and the safe point ask for timestamps too. They are in no history, and
 // nobody else sees their errors.
 type order struct {

@@ -15,7 +15,7 @@ type oracleFunc func() (tso.Timestamp, error)
 
 func (f oracleFunc) Timestamp(context.Context) (tso.Timestamp, error) { return f() }
 
-// TestOrder: whatever an oracle answers against its promise is found, whoever asked.
+// TestOrder: the check finds each answer of an oracle that breaks its promise.
 func TestOrder(t *testing.T) {
 	type answer struct {
 		ts     tso.Timestamp

@@ -133,7 +133,7 @@ func TestUnsafe(t *testing.T) {
 }
 
 // TestOracleGoesBack: an oracle's row that goes back proves that the service is broken, also if only
-// background work of a client meets the old value. After each write but the first, the row is a minute
+// background work of a client reads the old value. After each write but the first, the row is a minute
 // behind.
 func TestOracleGoesBack(t *testing.T) {
 	var writes atomic.Int64
