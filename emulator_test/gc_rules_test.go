@@ -479,6 +479,7 @@ func TestCollectionEndsWhileItWaits(t *testing.T) {
 // A collection waits for a live transaction at most LockWait, and continues when its lock
 // has ended. Meanwhile it reads only the tables again that have live locks.
 func TestCollectionWaitsForLock(t *testing.T) {
+	long.Test(t, "hours of virtual time")
 	long.NotUnderRace(t, "hours of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		env, victim, faults := newFaultyClient(t, txn.Config{TokenTTL: -1, RPCTimeout: time.Hour})

@@ -110,6 +110,7 @@ func (p *places) each(t *testing.T, f func() error) {
 
 // TestCollectionRefusedAtEachPlace: a collector reports each request that is refused, in each phase of a run.
 func TestCollectionRefusedAtEachPlace(t *testing.T) {
+	long.Test(t, "TestCollectionRefusedAtEveryRequest refuses some of these, too")
 	long.NotUnderRace(t, "one fault after the other")
 	for name, tt := range map[string]struct {
 		env  func(*testing.T) *txntest.Env
