@@ -57,16 +57,14 @@ func TestUpdateStops(t *testing.T) {
 	t.Run("deadline", func(t *testing.T) {
 		runs := 0
 		loses := conflict(&runs)
-		cause := errors.New("enough")
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		_, err := env.Client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
+		ends := expiring{ctx, make(chan struct{})}
+		_, err := env.Client.Update(ends, func(ctx context.Context, tx *txn.Txn) error {
 			if runs == 3 {
-				cancel(cause)
+				close(ends.done)
 			}
 			return loses(ctx, tx)
 		})
-		wantError(t, err, context.Canceled)
+		wantError(t, err, context.DeadlineExceeded)
 		if runs < 3 {
 			t.Errorf("the function ran %d times", runs)
 		}
@@ -285,5 +283,22 @@ func TestUpdateBeginsInItsTurn(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// expiring is a context whose deadline passes when done is closed.
+type expiring struct {
+	context.Context
+	done chan struct{}
+}
+
+func (e expiring) Done() <-chan struct{} { return e.done }
+
+func (e expiring) Err() error {
+	select {
+	case <-e.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
 	}
 }

@@ -251,14 +251,12 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	began := time.Now()
 	last, progress := first, began
 	kinds := []string{"kill", "stop", "hand over", "cut off", "unknown results", "clock back", "clock ahead", "race"}
-	steps := 0
 	for step := 0; (last-first < changes || step < len(kinds)) && time.Since(began) < limit && time.Since(progress) < stall; step++ {
 		kind := kinds[rnd.IntN(len(kinds))]
 		if step < len(kinds) {
 			kind = kinds[step]
 		}
 		done[kind]++
-		steps++
 		from, p, answered := epoch(), leader(), ops.count()
 		switch kind {
 		case "kill":
@@ -314,7 +312,7 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	}
 	faults.set(func(n *nemesis) { n.cut, n.unknown = "", 0 })
 	end := epoch()
-	until(func() bool { return bank.committed.Load() > 0 })
+	until(func() bool { return bank.committed.Load() > 0 && uint64(ops.count()) >= 10*changes })
 	stop()
 	load.Wait()
 	bank.verify()
@@ -332,7 +330,7 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	if faults.cuts == 0 || faults.before+faults.after == 0 {
 		t.Errorf("faults did not fire: %d cut, %d lost before, %d after", faults.cuts, faults.before, faults.after)
 	}
-	if len(ops.all) < 10*steps || bank.committed.Load() == 0 {
+	if uint64(len(ops.all)) < 10*changes || bank.committed.Load() == 0 {
 		t.Errorf("only %d timestamps and %d transfers", len(ops.all), bank.committed.Load())
 	}
 	ops.check(t)
