@@ -67,7 +67,10 @@ func Load[D any](ctx context.Context, client *txn.Client, documents iter.Seq2[D,
 		if source = err; err != nil || failed.Load() {
 			break
 		}
-		g.Go(func() error {
+		g.Go(func() error { // waits until fewer than Concurrency are under way
+			if failed.Load() {
+				return nil
+			}
 			_, err := client.Update(ctx, func(ctx context.Context, tx *txn.Txn) error { return load(ctx, tx, d) }, cfg.TxnOptions...)
 			if err != nil {
 				failed.Store(true)
