@@ -33,7 +33,7 @@ var damages = map[string][]byte{
 	"another version": {1 << 3, 99},
 }
 
-// damagedOperations are those of TestOperationsRefusedAtEveryRequest and of
+// damagedOperations are those of TestFaultMatrix and of
 // TestChangesRefusedAtEveryRequest, and garbage collection.
 func damagedOperations() map[string]func(context.Context, *txn.Client) (any, error) {
 	all := changesOperations()

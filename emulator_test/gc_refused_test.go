@@ -34,9 +34,9 @@ func TestCollectionRefusedAtEveryRequest(t *testing.T) {
 		stride  int // if some cases are left out
 		call    func(context.Context, *txn.Client) (*gc.Report, error)
 	}{
-		{"collection", false, 9, run},
-		{"resumed", true, 9, run},
-		{"plan", false, 3, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
+		{"collection", false, 13, run},
+		{"resumed", true, 13, run},
+		{"plan", false, 5, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {
 			return gc.Plan(ctx, c, gc.Config{Retention: retention})
 		}},
 		{"status", false, 1, func(ctx context.Context, c *txn.Client) (*gc.Report, error) {

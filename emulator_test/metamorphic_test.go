@@ -214,7 +214,7 @@ type lateOracle struct{ tso.Oracle }
 // TestMetamorphic runs random histories of overlapping transactions, each under random
 // options, which must not change a result: go test ./emulator_test -run TestMetamorphic
 // -rapid.checks 5000. Each step shows what a model in memory expects, in whatever way it
-// reads. Without the flag it runs 60 histories with all tests, and otherwise the same 8 each time.
+// reads. Without the flag it runs 60 histories with all tests, and otherwise the same 4 each time.
 func TestMetamorphic(t *testing.T) {
 	long.Judged(t)
 	t.Parallel()
@@ -223,7 +223,7 @@ func TestMetamorphic(t *testing.T) {
 	case testing.Short():
 		histories = 3
 	case long.Reduced():
-		histories = 8
+		histories = 4
 	}
 	flag.Visit(func(f *flag.Flag) {
 		if strings.HasPrefix(f.Name, "rapid.") {

@@ -139,8 +139,8 @@ func packageOperations() []operation {
 			second, err := p.Read(ctx, query, 2, first.Next)
 			return fmt.Sprint(keys(first.Rows), keys(second.Rows), second.Next == ""), err
 		}},
-		{name: "write job", parts: true, call: func(ctx context.Context, c *txn.Client) (any, error) { return runJob(ctx, c) }},
-		{name: "write job, status and end", parts: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
+		{name: "write job", parts: true, repeats: true, call: func(ctx context.Context, c *txn.Client) (any, error) { return runJob(ctx, c) }},
+		{name: "write job, status and end", parts: true, repeats: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
 			if _, err := runJob(ctx, c); err != nil {
 				return nil, err
 			}
@@ -158,7 +158,7 @@ func packageOperations() []operation {
 			o, err := pay(ctx, c)
 			return string(o.Result), err
 		}},
-		{name: "write with a key, and sweep", parts: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
+		{name: "write with a key, and sweep", parts: true, repeats: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
 			if _, err := pay(ctx, c); err != nil {
 				return nil, err
 			}

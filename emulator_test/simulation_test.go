@@ -286,7 +286,7 @@ func TestSimulation(t *testing.T) {
 	loads := tested()
 	histories := int64(*simulations)
 	if long.Reduced() && histories == simulated {
-		histories, first = 10, max(first, 1)
+		histories, first = 6, max(first, 1)
 		if testing.Short() {
 			histories = 4
 		}

@@ -1,21 +1,13 @@
 package emulator_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"cloud.google.com/go/bigtable"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/tso"
@@ -23,7 +15,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
-	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // An operation of a client returns what it found or did.
@@ -33,8 +24,10 @@ type operation struct {
 	left  txntest.Step
 	token bool // the client has a worker token
 	parts bool // it is not atomic
-	ahead bool // it also sends requests that it does not need
-	call  func(ctx context.Context, c *txn.Client) (any, error)
+	// repeats says that it completes what a failure has left, if it runs once more.
+	repeats bool
+	ahead   bool // it also sends requests that it does not need
+	call    func(ctx context.Context, c *txn.Client) (any, error)
 }
 
 func operations() []operation {
@@ -264,61 +257,6 @@ func operations() []operation {
 	}
 }
 
-// TestOperationsRefusedAtEveryRequest fails one request of each operation, each in turn. If
-// Bigtable refuses it, the operation returns that, and has changed nothing (except a bulk load,
-// which is atomic by row). If the failure passes, the operation tries again, and does
-// the same as without it. Worker tokens and secondaries are not needed: they fail silently.
-func TestOperationsRefusedAtEveryRequest(t *testing.T) {
-	long.NotUnderRace(t, "one fault after the other")
-	for _, op := range append(operations(), packageOperations()...) {
-		t.Run(op.name, func(t *testing.T) {
-			t.Parallel()
-			undisturbed := requestsOf(t, op)
-			for i, request := range slices.Sorted(maps.Keys(undisturbed.requests)) {
-				failures := []codes.Code{codes.PermissionDenied, codes.Unavailable}
-				if long.Reduced() {
-					failures = failures[i%2:][:1]
-				}
-				for _, code := range failures {
-					got := disturb(t, op, request, code)
-					needed := !strings.Contains(request, ownToken) && !strings.HasPrefix(request, string(txntest.StepSecondaries)) &&
-						(!op.token || request != searchOfTokens || op.name == "workers") && !op.ahead
-					switch {
-					case !got.fired:
-						t.Errorf("%s, %v: it was not sent", request, code)
-					case got.took > time.Minute:
-						t.Errorf("%s, %v: %v after %v", request, code, got.err, got.took)
-					case got.err == nil && code == codes.PermissionDenied && needed:
-						t.Errorf("%s was refused, and no error was returned", request)
-					case got.err == nil && (fmt.Sprint(got.result) != fmt.Sprint(undisturbed.result) || got.after != undisturbed.after):
-						t.Errorf("%s, %v: %v and then %s, want %v and %s", request, code, got.result, got.after, undisturbed.result, undisturbed.after)
-					case got.err != nil && (code == codes.Unavailable || needed && status.Code(got.err) != code || !needed && op.name != "held snapshot" && !op.ahead):
-						t.Errorf("%s, %v: %v", request, code, got.err)
-					case got.err != nil && got.after != got.before && !op.parts:
-						t.Errorf("%s, %v: the rows changed from %s to %s", request, code, got.before, got.after)
-					}
-				}
-			}
-		})
-	}
-}
-
-// searchOfTokens is the request with which a client with a token looks for dead ones.
-const searchOfTokens = `token ReadRows "" #1`
-
-// ownToken stands for the row of the client's token in the name of a request.
-const ownToken = "(own)"
-
-// ran is what one run did.
-type ran struct {
-	result        any
-	err           error
-	before, after string // the visible rows
-	requests      map[string]bool
-	fired         bool
-	took          time.Duration // since the failure, if there is one
-}
-
 // newOperated makes the tables of an operation.
 func newOperated(t *testing.T, op operation) *txntest.Env {
 	env := txntest.New(t, txntest.WithoutTransport(), txntest.WithConfig(txn.Config{TokenTTL: -1}))
@@ -335,84 +273,4 @@ func newOperated(t *testing.T, op operation) *txntest.Env {
 		leaveLocks(t, env, op.left)
 	}
 	return env
-}
-
-// runRefused runs an operation whose request fails with the code. If that is Canceled, the
-// operation's context ends at the same time.
-func runRefused(t *testing.T, op operation, request string, code codes.Code) (r ran) {
-	env := newOperated(t, op)
-	visible := func() string {
-		var all []string
-		s := takeSnapshot(t, env.Client)
-		for _, table := range []string{"a", "b"} {
-			for row, err := range s.Table(table).ReadRows(t.Context(), nil) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, i := range row["f"] {
-					all = append(all, i.Row+"/"+i.Column+"="+string(i.Value))
-				}
-			}
-		}
-		return strings.Join(all, " ")
-	}
-	if op.left == "" { // else that would remove the locks
-		r.before = visible()
-	} else {
-		r.before = map[txntest.Step]string{txntest.StepCommit: "bob/f:q=1 joe/f:q=1 sue/f:q=1", txntest.StepSecondaries: "bob/f:q=9 joe/f:q=9 sue/f:q=1"}[op.left]
-	}
-	var mu sync.Mutex
-	armed, began := false, time.Now()
-	r.requests = map[string]bool{}
-	cfg := txn.Config{TokenTTL: -1}
-	if op.token {
-		cfg.TokenTTL = 0
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	c := env.NewClient(cfg, append(txntest.Intercept(func(call txntest.Call) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if !armed {
-			return nil
-		}
-		row := call.Row
-		if call.Step == txntest.StepToken && row != "" {
-			row = ownToken
-		}
-		for n := 1; ; n++ {
-			key := fmt.Sprintf("%s %s %q #%d", cmp.Or(call.Step, "other"), call.Method, row, n)
-			if r.requests[key] {
-				continue
-			}
-			r.requests[key] = true
-			if key == request {
-				if r.fired, began = true, time.Now(); code == codes.Canceled {
-					cancel()
-				}
-				return status.Error(code, "injected")
-			}
-			return nil
-		}
-	}), unsampled())...)
-	mu.Lock()
-	armed = true
-	mu.Unlock()
-	r.result, r.err = op.call(ctx, c)
-	mu.Lock()
-	r.took = time.Since(began)
-	armed = armed && request != "" && !r.fired
-	mu.Unlock()
-	if request == "" {
-		synctest.Wait() // secondaries
-		mu.Lock()
-		armed = false
-		mu.Unlock()
-	}
-	advance(time.Minute) // failed requests in the background are sent again, locks expire
-	mu.Lock()
-	armed = false
-	mu.Unlock()
-	r.after = visible()
-	return r
 }
