@@ -3,6 +3,7 @@ package emulator_test
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -81,7 +82,7 @@ func mustSet(t *testing.T, c *txn.Client, value string, rows ...string) {
 
 // inBackground runs f in a goroutine. The channel receives f's error, and how long f
 // took.
-func inBackground(f func() error) <-chan outcome {
+func inBackground(f func() error) chan outcome {
 	ch := make(chan outcome, 1)
 	begun := time.Now()
 	go func() { err := f(); ch <- outcome{err, time.Since(begun)} }()
@@ -93,7 +94,7 @@ type outcome struct {
 	took time.Duration
 }
 
-func commitInBackground(ctx context.Context, tx *txn.Txn) <-chan outcome {
+func commitInBackground(ctx context.Context, tx *txn.Txn) chan outcome {
 	return inBackground(func() error { _, err := tx.Commit(ctx); return err })
 }
 
@@ -131,4 +132,28 @@ func stored(t *testing.T, env *txntest.Env, row string) bigtable.Row {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// budgetEnv makes a client whose requests are counted. It is warm: its tables are open,
+// the oracle knows its row and the client's token is written.
+func budgetEnv(t *testing.T, cfg txn.Config) (*txntest.Env, *txn.Client, *txntest.Faults) {
+	t.Helper()
+	env := txntest.New(t, txntest.Embedded())
+	env.CreateTable("a", "f")
+	env.CreateTable("b", "f")
+	faults := txntest.NewFaults(t)
+	// Background requests must not be counted later.
+	cfg.SchemaMaxAge = time.Hour
+	c := env.NewClient(cfg, faults.DialOptions()...)
+	_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+		tx.Table("a").Set("warm", "f", "q", nil)
+		tx.Table("b").Set("warm", "f", "q", nil)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+	faults.Reset()
+	return env, c, faults
 }

@@ -156,7 +156,17 @@ func leaveLocksOn(t *testing.T, env *txntest.Env, cfg txn.Config, died txntest.S
 	victim := env.NewClient(cfg, faults.DialOptions()...)
 	ctx, cancel := context.WithCancel(t.Context())
 	owner := commitInBackground(ctx, beginSet(t, victim, "9", rows...))
-	<-rule.Fired()
+	select {
+	case <-rule.Fired():
+	case o := <-owner:
+		synctest.Wait() // secondaries are committed in the background
+		select {
+		case <-rule.Fired():
+		default:
+			t.Fatalf("the commit ended (%v) without a request of step %q", o.err, died)
+		}
+		owner <- o
+	}
 	faults.Kill()
 	cancel()
 	<-owner
