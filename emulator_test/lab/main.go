@@ -1,5 +1,5 @@
 // Command lab has the commands that only developers of this project need: benchmarks,
-// soak tests, pictures of traces, and planted bugs. See go run ./emulator_test/lab --help.
+// soak tests, and planted bugs. See go run ./emulator_test/lab --help.
 package main
 
 import (
@@ -11,10 +11,8 @@ import (
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/fleet"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/mutate"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/oracle"
-	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/overhead"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/scale"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/soak"
-	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/traces"
 )
 
 func main() { os.Exit(telemetry.Main(program)) }
@@ -23,16 +21,14 @@ var program = cli.Program{
 	Name:  "lab",
 	Short: "Measure and test Percolator transactions on this machine",
 	Long: `lab has the commands that only developers of the project need: benchmarks, soak tests,
-pictures of traces, and planted bugs. Each command starts the emulators and processes that
-it needs, and stops them; it connects to no other deployment.
+and planted bugs. Each command starts the emulators and processes that it needs, and stops
+them; it connects to no other deployment.
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 4 something was found, 130 interrupted.`,
 	Example: `  go run ./emulator_test/lab bench compare
   go run ./emulator_test/lab soak --duration 60m --faults all
   go run ./emulator_test/lab fleet --duration 10m
   go run ./emulator_test/lab oracle
-  go run ./emulator_test/lab overhead
-  go run ./emulator_test/lab traces --images docs/images
   go run ./emulator_test/lab mutate --part --budget 60s`,
-	Commands: []cli.Command{bench.NewCmd, fleet.NewCmd, mutate.NewCmd, oracle.NewCmd, overhead.NewCmd, scale.NewCmd, soak.NewCmd, traces.NewCmd},
+	Commands: []cli.Command{bench.NewCmd, fleet.NewCmd, mutate.NewCmd, oracle.NewCmd, scale.NewCmd, soak.NewCmd},
 }
