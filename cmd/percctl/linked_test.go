@@ -19,7 +19,7 @@ func TestLinked(t *testing.T) {
 	}
 	for _, p := range packages {
 		for _, unwanted := range []string{
-			"gonum.org/", "github.com/cockroachdb/datadriven", "github.com/anishathalye/porcupine", "pgregory.net/rapid",
+			"github.com/cockroachdb/datadriven", "github.com/anishathalye/porcupine", "pgregory.net/rapid",
 			"github.com/google/pprof", "github.com/rogpeppe/go-internal", "github.com/percolator-bigtable/percolator/emulator_test",
 		} {
 			if strings.HasPrefix(p, unwanted) {

@@ -3,7 +3,7 @@
 // Each measurement has its own file; those of observers are in package observers.
 // Package rig starts the processes of a measurement. pairs.go compares operations with
 // raw ones. report.go runs all measurements, and writes docs/performance.md with
-// markdown.go and package charts.
+// markdown.go.
 package bench
 
 import (

@@ -3,23 +3,13 @@ package bench
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
-	"gonum.org/v1/plot"
-
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
-	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/charts"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
-
-// A drawing is a chart, and the function that draws it.
-type drawing struct {
-	chart charts.Chart
-	draw  func(charts.Chart) (*plot.Plot, error)
-}
 
 // markdown is a table under construction.
 type markdown struct{ strings.Builder }
@@ -74,42 +64,6 @@ func compareShort(r *results) string {
 	return m.String()
 }
 
-// numbered is a word with a number behind it, as in write100.
-var numbered = regexp.MustCompile(`([a-z])([0-9])`)
-
-func compareCharts(r *results) []drawing {
-	by := map[string]figure{}
-	ratios := charts.Chart{File: "performance-compare", Title: "Transactions over raw Bigtable, on the emulator", Y: "Ratio of rates (1: as fast as raw)", Decimals: 2, Width: 27}
-	ours, least := charts.Series{Name: "this library", Colour: charts.OursColour}, charts.Series{Name: "the least raw requests with the same data", Colour: charts.RawColour}
-	for _, f := range r.Compare.Figures {
-		by[f.Name] = f
-		if strings.HasSuffix(f.Name, "_shared") {
-			continue
-		}
-		floor := math.NaN() // of this figure
-		if f.Floor > 0 {
-			floor = f.Floor
-		}
-		least.Values = append(least.Values, floor)
-		ratios.Groups = append(ratios.Groups, strings.ReplaceAll(numbered.ReplaceAllString(f.Name, "$1\n$2"), "_", "\n"))
-		ours.Values = append(ours.Values, f.Ratio)
-		goal := math.NaN()
-		if f.Goal > 0 {
-			goal = f.Goal
-		}
-		ratios.Goals = append(ratios.Goals, goal)
-	}
-	ratios.Series = []charts.Series{ours, least}
-	// The middle of the ranges in the paper about Themis.
-	figure8 := charts.Chart{File: "performance-figure8", Title: "The paper's Figure 8: relative to the raw store", Y: "Transactional over raw operations a second",
-		Groups: []string{"random reads of one cell", "random writes of one cell"}, Decimals: 2, Width: 16, Series: []charts.Series{
-			{Name: "Percolator (paper, on Bigtable)", Colour: charts.PaperColour, Values: []float64{.94, .23}},
-			{Name: "Themis (on HBase, locks not synced; middle of its range)", Colour: charts.OtherColour, Values: []float64{.855, .60}},
-			{Name: "this library (Bigtable's emulator)", Colour: charts.OursColour, Values: []float64{by["read"].Ratio, by["write"].Ratio}},
-		}}
-	return []drawing{{figure8, charts.Chart.Bars}, {ratios, charts.Chart.Bars}}
-}
-
 func rowsMarkdown(r *results) string {
 	var m markdown
 	m.head("", "Against raw", "Ratio", "Middle half", "By CPU", "Raw/s", "Ours/s", "Client µs: raw, ours", "Emulator µs: raw, ours")
@@ -122,23 +76,6 @@ func rowsMarkdown(r *results) string {
 	return m.String()
 }
 
-func rowsCharts(r *results) []drawing {
-	// The client's part grows with the number of rows, the emulator's with the cells that
-	// it filters.
-	c := charts.Chart{File: "performance-rows", Title: "How cost grows: CPU time over that of raw operations", Y: "Ratio of CPU time (1: as much as raw)", LogY: true, Loose: true, Width: 34}
-	client, emulator := charts.Series{Name: "client", Colour: charts.OursColour}, charts.Series{Name: "emulator", Colour: charts.PaperColour}
-	for _, f := range r.Rows.Figures {
-		c.Groups = append(c.Groups, strings.ReplaceAll(f.Name, "_", "\n"))
-		ours, theirs := f.OursCPU/max(f.RawCPU, 1e-3), f.OursEmu/max(f.RawEmu, 1e-3)
-		client.Values, client.Labels = append(client.Values, ours), append(client.Labels, "")
-		emulator.Values, emulator.Labels = append(emulator.Values, theirs), append(emulator.Labels, "")
-		// Labels are above each other, so that they do not overlap.
-		(map[bool]*charts.Series{true: &client, false: &emulator}[ours > theirs]).Labels[len(c.Groups)-1] = cli.Fixed(ours, 1) + ", " + cli.Fixed(theirs, 1)
-	}
-	c.Series = []charts.Series{client, emulator}
-	return []drawing{{c, charts.Chart.Lines}}
-}
-
 func cpuMarkdown(r *results) string {
 	var m markdown
 	m.head("", "Requests", "CPU µs: Bigtable client alone", "ours", "beyond it", "Goal", "Allocations: Bigtable client alone", "ours", "beyond it", "Goal")
@@ -147,17 +84,6 @@ func cpuMarkdown(r *results) string {
 	}
 	m.measuredOn(r.CPU.Machine)
 	return m.String()
-}
-
-func cpuCharts(r *results) []drawing {
-	c := charts.Chart{File: "performance-cpu", Title: "The client's own CPU time, with a stub that answers at once", Y: "µs for an operation, or for a row of one", Decimals: 1}
-	raw, ours := charts.Series{Name: "Bigtable client alone, as many requests", Colour: charts.RawColour}, charts.Series{Name: "this library on it", Colour: charts.OursColour}
-	for _, l := range r.CPU.Lines {
-		c.Groups = append(c.Groups, strings.ReplaceAll(l.Name, " of ", "\nof "))
-		raw.Values, ours.Values = append(raw.Values, l.RawCPU/float64(l.Rows)), append(ours.Values, l.CPU/float64(l.Rows))
-	}
-	c.Series = []charts.Series{raw, ours}
-	return []drawing{{c, charts.Chart.Bars}}
 }
 
 func profileMarkdown(r *results) string {
@@ -213,33 +139,6 @@ func delayMarkdown(r *results) string {
 	return m.String()
 }
 
-func delayCharts(r *results) []drawing {
-	c := charts.Chart{File: "performance-delay", Title: "Latency in delays, served oracle: how many round trips follow each other", Y: "Median latency over the delay of each request", Decimals: 2}
-	names := map[string]string{"raw ReadRow": "raw read", delayedOps[2].what: "read", delayedOps[3].what: "write", delayedOps[4].what: "write of\nten rows", delayedOps[5].what: "read,\nthen write", delayedOps[6].what: "two reads,\nthen writes"}
-	colours := []charts.Series{{Colour: charts.RawColour}, {Colour: charts.OursColour}, {Colour: charts.OtherColour}}
-	half := len(delayedOps)
-	for i := half; i < len(r.Delay.Lines); i += 2 * half { // lines with a served oracle
-		s := colours[len(c.Series)%len(colours)]
-		s.Name = cli.Fixed(r.Delay.Lines[i].Delay, 0) + " ms for each request"
-		c.Groups, c.Goals = nil, nil
-		for _, l := range r.Delay.Lines[i:min(i+half, len(r.Delay.Lines))] {
-			name, ok := names[l.What]
-			if !ok {
-				continue
-			}
-			c.Groups = append(c.Groups, name)
-			s.Values = append(s.Values, l.Measured)
-			goal := math.NaN()
-			if l.Trips > 3 {
-				goal = delayGoal + float64(l.Reads)
-			}
-			c.Goals = append(c.Goals, goal)
-		}
-		c.Series = append(c.Series, s)
-	}
-	return []drawing{{c, charts.Chart.Bars}}
-}
-
 func contentionMarkdown(r *results) string {
 	var m markdown
 	m.head("Accounts", "Latches", "Commits/s", "Conflicts for a commit", "Wasted attempts", "p50 ms", "p99 ms", "p99 over median", "Client µs for a commit", "Emulator µs")
@@ -262,22 +161,6 @@ func contentionShort(r *results) string {
 	return m.String()
 }
 
-func contentionCharts(r *results) []drawing {
-	c := charts.Chart{File: "performance-contention", Title: "Transfers between random accounts, with the share of wasted attempts", X: "Accounts of the bank", Y: "Transfers a second", LogY: true}
-	on, off := charts.Series{Name: "with latches in each process (and wasted attempts)", Colour: charts.OursColour}, charts.Series{Name: "without", Colour: charts.PaperColour}
-	for _, l := range r.Contention.Lines {
-		s := &off
-		if l.Latches {
-			s = &on
-			c.Groups = append(c.Groups, thousands(float64(l.Accounts)))
-		}
-		s.Values, s.Labels = append(s.Values, l.Rate), append(s.Labels, thousands(l.Rate)+"/s, "+cli.Fixed(100*l.Wasted, 1)+" %")
-	}
-	off.Labels = nil // they would overlap with the other labels
-	c.Series = []charts.Series{on, off}
-	return []drawing{{c, charts.Chart.Lines}}
-}
-
 func brokerageMarkdown(r *results) string {
 	var m markdown
 	m.head("Callers", "Transactions/s", "Conflicts", "p50 ms", "p99 ms", "Client µs", "Emulator µs", "Requests for a transaction")
@@ -289,17 +172,6 @@ func brokerageMarkdown(r *results) string {
 	return m.String()
 }
 
-func brokerageCharts(r *results) []drawing {
-	c := charts.Chart{File: "performance-brokerage", Title: "Brokerage in miniature: transactions a second against concurrency", X: "Callers at a time", Y: "Transactions a second"}
-	s := charts.Series{Name: "transactions a second (and the median latency)", Colour: charts.OursColour}
-	for _, l := range r.Brokerage.Lines {
-		c.Groups = append(c.Groups, strconv.Itoa(l.Callers))
-		s.Values, s.Labels = append(s.Values, l.Rate), append(s.Labels, cli.Fixed(l.P50, 1)+" ms")
-	}
-	c.Series = []charts.Series{s}
-	return []drawing{{c, charts.Chart.Lines}}
-}
-
 func scaleMarkdown(r *results) string {
 	var m markdown
 	m.head("Processes", "Raw reads/s", "Reads/s", "Ratio", "Raw writes/s", "Writes/s", "Ratio", "Client µs for a write")
@@ -309,19 +181,6 @@ func scaleMarkdown(r *results) string {
 	fmt.Fprintf(&m, "\n%d callers in each process, %s oracle.", r.Scale.Callers, r.Scale.Oracle)
 	m.measuredOn(r.Scale.Machine)
 	return m.String()
-}
-
-func scaleCharts(r *results) []drawing {
-	c := charts.Chart{File: "performance-scale", Title: "Client processes on one emulator", X: "Client processes", Y: "Operations a second"}
-	all := []charts.Series{{Name: "raw reads", Colour: charts.RawColour}, {Name: "reads", Colour: charts.OursColour}, {Name: "raw writes", Colour: charts.GoalColour}, {Name: "write transactions", Colour: charts.OtherColour}}
-	for _, l := range r.Scale.Lines {
-		c.Groups = append(c.Groups, strconv.Itoa(l.Processes))
-		for i, v := range []float64{l.RawRead, l.Read, l.RawWrite, l.Write} {
-			all[i].Values = append(all[i].Values, v)
-		}
-	}
-	c.Series = all
-	return []drawing{{c, charts.Chart.Bars}}
 }
 
 func planMarkdown(r *results) string {

@@ -22,9 +22,8 @@ type reportOptions struct {
 	streams *cli.Streams
 	docs    string
 	only    []string
-	replot  bool
+	rewrite bool
 	short   bool
-	png     string
 }
 
 // The files below --docs. Each table goes into each page that has its marks.
@@ -32,7 +31,6 @@ const (
 	pageFile    = "performance.md"
 	tablesFile  = "reference/performance.md"
 	resultsFile = "performance.json"
-	imagesDir   = "images"
 )
 
 func newReportCmd(s *cli.Streams) *cobra.Command {
@@ -43,23 +41,23 @@ func newReportCmd(s *cli.Streams) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "report --docs DIR",
-		Short: "Measure everything, and write the tables and plots of docs/performance.md",
+		Short: "Measure everything, and write the tables of docs/performance.md",
 		Long: `Measure everything that docs/reference/performance.md shows, in less than ten minutes.
 Run it on a machine that does nothing else. The command writes DIR/performance.json with
-all results, the plots DIR/images/performance-*.svg, and the tables in DIR/performance.md
-and DIR/reference/performance.md that stand between the lines
+all results, and the tables in DIR/performance.md and DIR/reference/performance.md that
+stand between the lines
 
   <!-- measured: NAME -->
   <!-- end -->
 
 NAME is a part, or "PART, short" for a table with fewer columns. The command changes no
 other text. With --only, the other parts keep their results from performance.json. With
---replot the command measures nothing, and writes plots and tables from performance.json.
+--rewrite the command measures nothing, and writes the tables from performance.json.
 
 The parts are ` + strings.Join(names, ", ") + `.`,
 		Example: `  lab bench report --docs docs
   lab bench report --docs docs --only compare,trips
-  lab bench report --docs docs --replot`,
+  lab bench report --docs docs --rewrite`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range o.only {
@@ -67,8 +65,8 @@ The parts are ` + strings.Join(names, ", ") + `.`,
 					return cli.Usagef("--only %s: the parts are %s", name, strings.Join(names, ", "))
 				}
 			}
-			if o.replot && (len(o.only) > 0 || o.short) {
-				return cli.Usagef("--replot measures nothing; leave --only and --short out")
+			if o.rewrite && (len(o.only) > 0 || o.short) {
+				return cli.Usagef("--rewrite measures nothing; leave --only and --short out")
 			}
 			if o.docs == "" {
 				return cli.Usagef("--docs is missing: name the folder with %s", pageFile)
@@ -76,18 +74,14 @@ The parts are ` + strings.Join(names, ", ") + `.`,
 			if _, err := os.Stat(filepath.Join(o.docs, pageFile)); err != nil {
 				return cli.Usagef("--docs %s: it has no %s", o.docs, pageFile)
 			}
-			if info, err := os.Stat(o.png); o.png != "" && (err != nil || !info.IsDir()) {
-				return cli.Usagef("--png %s: name a directory that exists", o.png)
-			}
 			return o.run(cmd.Context())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.docs, "docs", "", "the folder with performance.md")
 	f.StringSliceVar(&o.only, "only", nil, "measure these parts only, separated by commas")
-	f.BoolVar(&o.replot, "replot", false, "measure nothing; write tables and plots from performance.json")
+	f.BoolVar(&o.rewrite, "rewrite", false, "measure nothing; write the tables from performance.json")
 	f.BoolVar(&o.short, "short", false, "measure for a moment only, to try the command; the numbers mean nothing")
-	f.StringVar(&o.png, "png", "", "write the plots as PNG too, into this directory")
 	return cmd
 }
 
@@ -111,10 +105,9 @@ type part struct {
 	name string
 	// measure measures, for a moment only if short is set.
 	measure func(ctx context.Context, o *reportOptions, r *results) error
-	// table and charts show the results. They are called only if there are results.
-	there  func(r *results) bool
-	table  func(r *results) string
-	charts func(r *results) []drawing
+	// table shows the results. It is called only if there are results.
+	there func(r *results) bool
+	table func(r *results) string
 }
 
 // with returns flags with their defaults, or with very small values.
@@ -157,45 +150,45 @@ var parts = []part{
 		c.served, c.rounds = true, max(1, c.rounds/2)
 		rep, err = c.report(ctx)
 		return keep(&r.Served, rep, err)
-	}, func(r *results) bool { return r.Compare != nil && r.Served != nil }, compareMarkdown, compareCharts},
+	}, func(r *results) bool { return r.Compare != nil && r.Served != nil }, compareMarkdown},
 	{"rows", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&rowsOptions{shared: o.with(32, 5, 250*time.Millisecond), quick: o.short}).report(ctx)
 		return keep(&r.Rows, rep, err)
-	}, func(r *results) bool { return r.Rows != nil }, rowsMarkdown, rowsCharts},
+	}, func(r *results) bool { return r.Rows != nil }, rowsMarkdown},
 	{"cpu", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&cpuOptions{o.with(8, 7, 200*time.Millisecond)}).report(ctx)
 		return keep(&r.CPU, rep, err)
-	}, func(r *results) bool { return r.CPU != nil }, cpuMarkdown, cpuCharts},
+	}, func(r *results) bool { return r.CPU != nil }, cpuMarkdown},
 	{"profile", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&profileOptions{streams: o.streams, callers: 32, duration: o.duration(2 * time.Second)}).report(ctx)
 		return keep(&r.Profile, rep, err)
-	}, func(r *results) bool { return r.Profile != nil }, profileMarkdown, nil},
+	}, func(r *results) bool { return r.Profile != nil }, profileMarkdown},
 	{"trips", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&tripsOptions{streams: o.streams}).report(ctx)
 		return keep(&r.Trips, rep, err)
-	}, func(r *results) bool { return r.Trips != nil }, tripsMarkdown, nil},
+	}, func(r *results) bool { return r.Trips != nil }, tripsMarkdown},
 	{"delay", func(ctx context.Context, o *reportOptions, r *results) error {
 		delays := []time.Duration{time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond}
 		rep, err := (&delayOptions{streams: o.streams, delays: delays[:o.pick(1, 3)], count: o.pick(1, 30)}).report(ctx)
 		return keep(&r.Delay, rep, err)
-	}, func(r *results) bool { return r.Delay != nil }, delayMarkdown, delayCharts},
+	}, func(r *results) bool { return r.Delay != nil }, delayMarkdown},
 	{"contention", func(ctx context.Context, o *reportOptions, r *results) error {
 		accounts := []int{10, 100, 1000, 10_000, 100_000}
 		rep, err := (&contentionOptions{streams: o.streams, accounts: accounts[:o.pick(2, 5)], callers: 16, clients: o.pick(1, 2), duration: o.duration(2 * time.Second), latches: "both"}).report(ctx)
 		return keep(&r.Contention, rep, err)
-	}, func(r *results) bool { return r.Contention != nil }, contentionMarkdown, contentionCharts},
+	}, func(r *results) bool { return r.Contention != nil }, contentionMarkdown},
 	{"brokerage", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&brokerageOptions{streams: o.streams, customers: 1000, callers: []int{1, 2, 4, 8, 16, 32, 64}[:o.pick(2, 7)], duration: o.duration(2 * time.Second)}).report(ctx)
 		return keep(&r.Brokerage, rep, err)
-	}, func(r *results) bool { return r.Brokerage != nil }, brokerageMarkdown, brokerageCharts},
+	}, func(r *results) bool { return r.Brokerage != nil }, brokerageMarkdown},
 	{"scale", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&scaleOptions{shared: o.with(16, 5, 250*time.Millisecond), processes: []int{1, 2, 4}[:o.pick(2, 3)], rows: o.pick(1000, 10_000)}).report(ctx)
 		return keep(&r.Scale, rep, err)
-	}, func(r *results) bool { return r.Scale != nil }, scaleMarkdown, scaleCharts},
+	}, func(r *results) bool { return r.Scale != nil }, scaleMarkdown},
 	{"plan", func(ctx context.Context, o *reportOptions, r *results) error {
 		rep, err := (&verifyOptions{streams: o.streams, count: o.pick(1, 20)}).report(ctx)
 		return keep(&r.Plan, rep, err)
-	}, func(r *results) bool { return r.Plan != nil }, planMarkdown, nil},
+	}, func(r *results) bool { return r.Plan != nil }, planMarkdown},
 }
 
 func (o *reportOptions) run(ctx context.Context) error {
@@ -207,12 +200,12 @@ func (o *reportOptions) run(ctx context.Context) error {
 		if err := json.Unmarshal(text, &all); err != nil {
 			return fmt.Errorf("%s: %w; remove it, or write it again without --only", file, err)
 		}
-	case o.replot || !errors.Is(err, os.ErrNotExist):
+	case o.rewrite || !errors.Is(err, os.ErrNotExist):
 		return err
 	}
 	began := time.Now()
 	for _, p := range parts {
-		if o.replot || len(o.only) > 0 && !slices.Contains(o.only, p.name) {
+		if o.rewrite || len(o.only) > 0 && !slices.Contains(o.only, p.name) {
 			continue
 		}
 		fmt.Fprintf(o.streams.Err, "part %s, %.0f s so far\n", p.name, time.Since(began).Seconds())
@@ -223,49 +216,20 @@ func (o *reportOptions) run(ctx context.Context) error {
 	if text, err = json.MarshalIndent(all, "", " "); err != nil {
 		return err
 	}
-	if !o.replot {
+	if !o.rewrite {
 		if err := os.WriteFile(file, append(text, '\n'), 0o666); err != nil {
 			return err
 		}
 	}
-	if err := o.draw(&all); err != nil {
-		return err
-	}
-	return o.rewrite(&all)
-}
-
-// draw writes the plots.
-func (o *reportOptions) draw(all *results) error {
-	dir := filepath.Join(o.docs, imagesDir)
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return err
-	}
-	for _, p := range parts {
-		if p.charts == nil || !p.there(all) {
-			continue
-		}
-		for _, d := range p.charts(all) {
-			drawn, err := d.draw(d.chart)
-			if err == nil {
-				err = d.chart.Save(drawn, dir, ".svg")
-			}
-			if err == nil && o.png != "" {
-				err = d.chart.Save(drawn, o.png, ".png")
-			}
-			if err != nil {
-				return fmt.Errorf("%s: %w", d.chart.File, err)
-			}
-		}
-	}
-	return nil
+	return o.write(&all)
 }
 
 // shortTables are tables with fewer columns, marked "NAME, short".
 var shortTables = map[string]func(r *results) string{"compare": compareShort, "trips": tripsShort, "contention": contentionShort}
 
-// rewrite writes the tables into the pages. Each part needs a place for its table in
+// write writes the tables into the pages. Each part needs a place for its table in
 // one of them. The reference page may be missing.
-func (o *reportOptions) rewrite(all *results) error {
+func (o *reportOptions) write(all *results) error {
 	pages := map[string]string{} // by file
 	for _, name := range []string{pageFile, tablesFile} {
 		file := filepath.Join(o.docs, name)

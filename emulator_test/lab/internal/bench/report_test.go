@@ -2,13 +2,10 @@ package bench
 
 import (
 	"math"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/charts"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/rig"
 )
 
@@ -28,35 +25,6 @@ func TestFigure(t *testing.T) {
 		f := newFigure(comparison{figure: "f", halved: tt.halved}, member{"ours", rig.Task{Callers: 3}}, ours, raw)
 		if f.Ratio != tt.ratio || math.Abs(f.CPURatio-tt.by) > 1e-9 || f.Raw != 100 || f.Ours != 40 || f.Ops != 150 || f.RawOps != 400 || f.Rounds != 3 {
 			t.Errorf("%+v", f)
-		}
-	}
-}
-
-// TestCharts: every chart can be drawn, and has its labels.
-func TestCharts(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for _, d := range []drawing{
-		{charts.Chart{File: "bars", Title: "A title", X: "X axis", Y: "Y axis", Decimals: 2, Groups: []string{"first", "second"}, Goals: []float64{.5, math.NaN()},
-			Series: []charts.Series{{Name: "ours", Colour: charts.OursColour, Values: []float64{.25, .75}}, {Name: "theirs", Colour: charts.RawColour, Values: []float64{math.NaN(), 1.5}}}}, charts.Chart.Bars},
-		{charts.Chart{File: "lines", Title: "A title", X: "X axis", Y: "Y axis", LogY: true, Groups: []string{"first", "second"},
-			Series: []charts.Series{{Name: "ours", Colour: charts.OursColour, Values: []float64{100, 1000}, Labels: []string{"0.25", "0.75"}}, {Name: "theirs", Colour: charts.RawColour, Values: []float64{1, 2}, Labels: []string{"", "1.50"}}}}, charts.Chart.Lines},
-	} {
-		p, err := d.draw(d.chart)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := d.chart.Save(p, dir, ".svg", ".png"); err != nil {
-			t.Fatal(err)
-		}
-		svg, err := os.ReadFile(filepath.Join(dir, d.chart.File+".svg"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, want := range []string{"A title", "X axis", "Y axis", "ours", "theirs", "first", "second", "0.25", "0.75", "1.50"} {
-			if !strings.Contains(string(svg), ">"+want+"<") {
-				t.Errorf("%s does not say %q", d.chart.File, want)
-			}
 		}
 	}
 }

@@ -36,9 +36,9 @@ workers on a model of a Bigtable cluster, in virtual time: what the model is, an
 its numbers are assumed, is in docs/design/2026-11-22-harder-model.md. The command compares each
 number with its goal.
 
-With --docs, the command also writes DIR/scale.json, the tables of DIR/performance.md
-between the marks "measured: growth", and the plots. What --only leaves out stays as it is,
-unless it is of a deployment of another size.
+With --docs, the command also writes DIR/scale.json, and the tables of DIR/performance.md
+between the marks "measured: growth". What --only leaves out stays as it is, unless it is of
+a deployment of another size.
 
 Exit status 4: a goal is missed.`,
 		Example: `  lab scale
@@ -50,7 +50,7 @@ Exit status 4: a goal is missed.`,
 	f := cmd.Flags()
 	f.StringVar(&o.only, "only", "", "regular expression of the measurements to make (default: all)")
 	f.BoolVar(&o.small, "small", false, "measure 1 TB, 20 tables, 50 clients, 1,000 commits a second")
-	f.StringVar(&o.docs, "docs", "", "write the tables and plots of performance.md, which is in this folder")
+	f.StringVar(&o.docs, "docs", "", "write the tables of performance.md, which is in this folder")
 	cli.FormatFlag(cmd, &o.format, cli.ObjectFormats...)
 	return cmd
 }

@@ -67,7 +67,6 @@ func hotKeys(r *run) {
 		})
 		cancel()
 		last = float64(total(done)) / r.Each.Seconds()
-		r.point("growth-hot", "ten cells", float64(n), last)
 		fair = float64(slices.Min(done)) / float64(max(slices.Max(done), 1))
 		note += fmt.Sprintf("%d processes: %.0f/s, p50 %.0f ms; ", n, last, quantile(took, .5))
 	}

@@ -62,14 +62,6 @@ type Row struct {
 	Note     string  `json:"note"`     // what else the measurement found
 }
 
-// A Point is one value of a plot.
-type Point struct {
-	Plot  string  `json:"plot"`  // which plot
-	Line  string  `json:"line"`  // which line of it
-	At    float64 `json:"at"`    // on the X axis
-	Value float64 `json:"value"` // on the Y axis
-}
-
 // A Ran is a measurement that was run.
 type Ran struct {
 	Name    string  `json:"name"`            // of the measurement
@@ -79,9 +71,8 @@ type Ran struct {
 
 // Results are what Measure returns.
 type Results struct {
-	Ran    []Ran   `json:"ran"`    // which measurements were run
-	Rows   []Row   `json:"rows"`   // what was measured
-	Points []Point `json:"points"` // of plots
+	Ran  []Ran `json:"ran"`  // which measurements were run
+	Rows []Row `json:"rows"` // what was measured
 }
 
 // A run is one measurement under way.
@@ -112,11 +103,6 @@ func (r *run) note(row Row) {
 	row.Row = r.name + ": " + row.Row
 	row.Measured, row.Goal = math.Round(row.Measured*1000)/1000, math.Round(row.Goal*1000)/1000
 	r.Rows = append(r.Rows, row)
-}
-
-// point notes a value of a plot.
-func (r *run) point(plot, line string, at, value float64) {
-	r.Points = append(r.Points, Point{plot, line, at, value})
 }
 
 // A scenario measures rows that belong together.
@@ -172,7 +158,7 @@ func Measure(t *testing.T, size Size, only *regexp.Regexp) (all Results) {
 		}
 		ran := Ran{s.name, virtual.Seconds(), (cputime.Used() - used).Seconds()}
 		t.Logf("%s: %.0f s of virtual time, %.1f s of processor time", ran.Name, ran.Virtual, ran.CPU)
-		all.Ran, all.Rows, all.Points = append(all.Ran, ran), append(all.Rows, r.Rows...), append(all.Points, r.Points...)
+		all.Ran, all.Rows = append(all.Ran, ran), append(all.Rows, r.Rows...)
 	}
 	return all
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
@@ -24,7 +22,6 @@ type figure7Options struct {
 	rates     []int
 	duration  time.Duration
 	workers   int
-	plot      string
 	profiles  string
 	format    cli.Format
 }
@@ -44,15 +41,14 @@ transactions read the whole repository and write all clusters, again and again. 
 command raises the crawl rate until the observers' backlog grows without bound.
 
 The paper's hour is scaled: its batch takes 20 minutes, so an hour is three batches
-over the repository, as measured here. With --plot, the command writes figure7.svg and
-figure7.png into that directory.
+over the repository, as measured here.
 
 JSON fields: documents, batch_seconds (over the repository, without a crawl),
 hour_seconds, saturation_per_second and saturation_percent_per_hour (the highest rate
 that the observers sustained), and points with kind (incremental or batch),
 documents_per_second, percent_per_hour, p5_ms, p50_ms, p95_ms, sustained, and
 backlog_growth_per_second.`,
-		Example: `  lab bench observers figure7 --plot /tmp`,
+		Example: `  lab bench observers figure7`,
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.rates, err = rig.Numbers("rates", o.ratesFlag, 1, 1_000_000); err != nil {
@@ -67,9 +63,6 @@ backlog_growth_per_second.`,
 			if err := rig.CheckDuration("duration", o.duration); err != nil {
 				return err
 			}
-			if info, err := os.Stat(o.plot); o.plot != "" && (err != nil || !info.IsDir()) {
-				return cli.Usagef("--plot %s: name a directory that exists", o.plot)
-			}
 			return o.run(cmd.Context())
 		},
 	}
@@ -78,7 +71,6 @@ backlog_growth_per_second.`,
 	f.StringVar(&o.ratesFlag, "rates", "5,10,20,40,80,160,240,320,480,640", "rates of the crawl, in documents a second, separated by commas")
 	f.DurationVar(&o.duration, "duration", 8*time.Second, "how long to crawl at each rate")
 	f.IntVar(&o.workers, "workers", 2, "worker processes, which also crawl")
-	f.StringVar(&o.plot, "plot", "", "write figure7.svg and figure7.png into this directory")
 	f.StringVar(&o.profiles, "profiles", "", "write CPU profiles of all processes into this directory")
 	cli.FormatFlag(cmd, &o.format, cli.Table, cli.JSON)
 	return cmd
@@ -155,11 +147,6 @@ func (o *figure7Options) run(ctx context.Context) error {
 		r.Points = append(r.Points, point{Kind: batched, Rate: rate, Percent: percent(rate), Quantiles: batchDelays(batches), Sustained: true})
 	}
 	r.Percent = percent(r.Saturation)
-	if o.plot != "" {
-		if err := plotFigure7(r, filepath.Join(o.plot, "figure7")); err != nil {
-			return err
-		}
-	}
 	return cli.Print(o.streams.Out, o.format, r, r.text)
 }
 
