@@ -8,7 +8,6 @@ import (
 	"github.com/percolator-bigtable/percolator/cmd/percctl/cli"
 	"github.com/percolator-bigtable/percolator/cmd/percctl/telemetry"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/bench"
-	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/fleet"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/mutate"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/oracle"
 	"github.com/percolator-bigtable/percolator/emulator_test/lab/internal/scale"
@@ -27,8 +26,7 @@ them; it connects to no other deployment.
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 4 something was found, 130 interrupted.`,
 	Example: `  go run ./emulator_test/lab bench compare
   go run ./emulator_test/lab soak --duration 60m --faults all
-  go run ./emulator_test/lab fleet --duration 10m
   go run ./emulator_test/lab oracle
   go run ./emulator_test/lab mutate --part --budget 60s`,
-	Commands: []cli.Command{bench.NewCmd, fleet.NewCmd, mutate.NewCmd, oracle.NewCmd, scale.NewCmd, soak.NewCmd},
+	Commands: []cli.Command{bench.NewCmd, mutate.NewCmd, oracle.NewCmd, scale.NewCmd, soak.NewCmd},
 }
