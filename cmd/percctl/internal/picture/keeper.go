@@ -81,7 +81,8 @@ func (k *Keeper) session(ctx context.Context, a *ask, timeout time.Duration) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	begin := func() (end func()) {
-		stop := context.AfterFunc(a.ctx, func() { cancel(context.Cause(a.ctx)) })
+		asked := a.ctx // a is nil again when the question has its answer
+		stop := context.AfterFunc(asked, func() { cancel(context.Cause(asked)) })
 		if timeout == 0 {
 			return func() { stop() }
 		}
