@@ -1,5 +1,6 @@
-// Package combination draws the histories of TestCombinations: which features meet in them. It depends
-// on nothing that it is about, so it also says what any number of histories covers.
+// Package combination draws the histories of TestRandomHistories: which features meet in them. It depends
+// on nothing that it is about, so it also says what any number of histories covers. A feature is one name
+// here, and one case in the test.
 package combination
 
 import (
@@ -19,8 +20,12 @@ var Sessions = []string{
 // Histories are the features that happen beside the sessions.
 var Histories = []string{
 	"expiry", "expiry changed", "bulk prewrite", "PassLocks", "adopted", "leave",
-	"collection", "collection of changes", "slow collection", "index build", "job",
+	"collection", "collection of changes", "slow collection", "index build", "job", "worker",
+	"lost answers", "doubled requests", "late requests", "deaths",
 }
+
+// Faults are the features that disturb the requests of clients.
+var Faults = []string{"lost answers", "doubled requests", "late requests", "deaths"}
 
 // Operations are what a session does, one after the other.
 var Operations = []string{
@@ -112,7 +117,7 @@ type Session struct {
 // A History says which features meet.
 type History struct {
 	Target [3]string // features that it has to have
-	On     Set       // of Histories
+	On     Set       // the features that may occur: any subset
 	// Between says what an operator does before a phase.
 	Between [Phases][]string
 	// Acted are the features of the history that have happened at the end of a phase.
@@ -129,8 +134,15 @@ func Draw(seed uint64) *History {
 	third := slices.DeleteFunc(slices.Clone(features), func(f string) bool { return f == p[0] || f == p[1] })
 	h.Target = [3]string{p[0], p[1], third[(seed/n+seed)%uint64(len(third))]}
 	target := Of(h.Target[:]...)
+	h.On = target
+	share := []int{0, 2, 5, 10, 10}[rnd.IntN(5)] // of ten features
+	for _, f := range Sessions {
+		if rnd.IntN(10) < share {
+			h.On |= Of(f)
+		}
+	}
 	for _, f := range Histories {
-		if target.Has(f) || rnd.IntN(3) == 0 {
+		if rnd.IntN(25) < share {
 			h.On |= Of(f)
 		}
 	}
@@ -143,10 +155,10 @@ func Draw(seed uint64) *History {
 				wants := target & Of(Sessions...)
 				if (p+c+s)%2 > 0 {
 					other := sessionPairs[others%uint64(len(sessionPairs))]
-					wants = Of(other[:]...)
+					wants = Of(other[:]...) & h.On
 					others++
 				}
-				h.Sessions[p][c][s] = drawSession(rnd, wants)
+				h.Sessions[p][c][s] = drawSession(rnd, wants, h.On)
 			}
 		}
 	}
@@ -154,7 +166,7 @@ func Draw(seed uint64) *History {
 }
 
 func (h *History) drawOperator(rnd *rand.Rand, target Set) {
-	acted := h.On & Of("expiry", "bulk prewrite", "PassLocks", "adopted", "job")
+	acted := h.On & Of("expiry", "bulk prewrite", "PassLocks", "adopted", "job", "worker")
 	for p := range Phases {
 		if p > 0 {
 			things := []string{"time", "time", "repair"}
@@ -169,16 +181,19 @@ func (h *History) drawOperator(rnd *rand.Rand, target Set) {
 		}
 		h.Acted[p] = acted
 	}
+	h.Acted[Phases-1] |= h.On & Of(Faults...)
 }
 
-func drawSession(rnd *rand.Rand, wants Set) (s Session) {
+func drawSession(rnd *rand.Rand, wants, on Set) (s Session) {
+	may := func(name string) bool { return Of(name)&^on == 0 } // also what is no feature
+	operations := slices.DeleteFunc(slices.Clone(Operations), func(op string) bool { return !may(op) })
 	pick := func(from []string) string { return from[rnd.IntN(len(from))] }
 	for _, op := range Operations {
 		if wants.Has(op) {
 			s.Ops = append(s.Ops, op)
 		}
 	}
-	few := append(slices.Clone(s.Ops), pick(Operations), pick(Operations))
+	few := append(slices.Clone(s.Ops), pick(operations), pick(operations))
 	for range 1 + rnd.IntN(4) {
 		s.Ops = append(s.Ops, pick(few))
 	}
@@ -187,7 +202,7 @@ func drawSession(rnd *rand.Rand, wants Set) (s Session) {
 	}
 	for _, f := range Sessions {
 		chance, ok := chances[f]
-		if !ok || !wants.Has(f) && rnd.IntN(chance) > 0 {
+		if !ok || !may(f) || !wants.Has(f) && rnd.IntN(chance) > 0 {
 			continue
 		}
 		if of := readers[f]; of != nil && !slices.ContainsFunc(s.Ops, func(op string) bool { return slices.Contains(of, op) }) {

@@ -8,7 +8,7 @@ import (
 
 // How many histories run, and what they cover.
 const (
-	ofGoTest  = 40   // from seed 1: all pairs
+	ofGoTest  = 60   // from seed 1: all pairs
 	ofNightly = 3000 // all triples
 )
 

@@ -28,52 +28,54 @@ var (
 	cityColumn     = txn.Column{Family: "g", Qualifier: "city"}
 	jobColumn      = txn.Column{Family: "z", Qualifier: "job"}
 
-	comboColumns = []txn.Column{{Family: "f", Qualifier: "q"}, observedColumn, {Family: "f", Qualifier: "r"}, {Family: "g", Qualifier: "q"}, uniqueColumn, cityColumn}
-	comboRows    = []string{"r00", "r01", "r02", "r03", "r04", "r05", "r06", "r07", "r08", "r09"}
+	historyColumns = []txn.Column{{Family: "f", Qualifier: "q"}, observedColumn, {Family: "f", Qualifier: "r"}, {Family: "g", Qualifier: "q"}, uniqueColumn, cityColumn}
+	historyRows    = []string{"r00", "r01", "r02", "r03", "r04", "r05", "r06", "r07", "r08", "r09"}
 )
 
-// comboKeys is how many keys the unique index has.
-const comboKeys = 6
+// historyKeys is how many keys the unique index has.
+const historyKeys = 6
 
-func comboCell(table, row string, c txn.Column) txn.Cell {
+func historyCell(table, row string, c txn.Column) txn.Cell {
 	return txn.Cell{Table: table, Row: row, Family: c.Family, Qualifier: c.Qualifier}
 }
 
-// A comboSession is what one client does in a minute: a transaction, and reads beside it.
-type comboSession struct {
-	*comboHistory
+// A historySession is what one client does in a minute: a transaction, and reads beside it.
+type historySession struct {
+	*randomHistory
 	name   string
 	client int
+	p      *historyProcess
 	rnd    *rand.Rand
 	plan   combination.Session
 	used   combination.Set
 	ends   []tso.Timestamp // when values expire that it has read
-	x      *comboTxn       // the transaction's attempt
+	x      *historyTxn     // the transaction's attempt
 	tx     *txn.Txn
+	gaveUp bool // the commit
 	// first is the cell that GetForUpdate has returned, perhaps from before the start timestamp. The
 	// transaction relies on it once another read, or the commit, has succeeded.
-	first func(*comboModel) error
+	first func(*historyModel) error
 }
 
 // maybe reports whether a read or the transaction has an option: the first that can, and most others.
-func (s *comboSession) maybe(option string) bool {
+func (s *historySession) maybe(option string) bool {
 	return s.plan.Options.Has(option) && (!s.used.Has(option) || s.rnd.IntN(4) > 0)
 }
 
-func (s *comboSession) use(feature string) { s.used |= combination.Of(feature) }
+func (s *historySession) use(feature string) { s.used |= combination.Of(feature) }
 
-func (s *comboSession) row() string { return comboRows[s.rnd.IntN(1+s.rnd.IntN(len(comboRows)))] }
+func (s *historySession) row() string { return historyRows[s.rnd.IntN(1+s.rnd.IntN(len(historyRows)))] }
 
-func (s *comboSession) column() txn.Column { return comboColumns[s.rnd.IntN(len(comboColumns))] }
+func (s *historySession) column() txn.Column { return historyColumns[s.rnd.IntN(len(historyColumns))] }
 
-func (s *comboSession) pause(chance int, longest time.Duration) {
+func (s *historySession) pause(chance int, longest time.Duration) {
 	if s.rnd.IntN(chance) == 0 {
 		<-time.After(time.Duration(s.rnd.Int64N(int64(longest))))
 	}
 }
 
 // query draws what a read chooses.
-func (s *comboSession) query() query {
+func (s *historySession) query() query {
 	q := query{}
 	if s.maybe("Columns") || s.x != nil && s.x.serializable && s.rnd.IntN(8) > 0 {
 		s.use("Columns")
@@ -104,10 +106,10 @@ func (s *comboSession) query() query {
 	return q
 }
 
-func (x *comboTxn) isSerializable() bool { return x != nil && x.serializable }
+func (x *historyTxn) isSerializable() bool { return x != nil && x.serializable }
 
 // rowSet completes a query of rows.
-func (s *comboSession) rowSet(q query) query {
+func (s *historySession) rowSet(q query) query {
 	switch s.rnd.IntN(3) {
 	case 0:
 		q.rows, q.contains, q.text = nil, func(string) bool { return true }, "all rows"
@@ -132,7 +134,7 @@ func (s *comboSession) rowSet(q query) query {
 }
 
 // refused reports whether a read of a serializable transaction may be refused, and was.
-func (s *comboSession) refused(point bool, err error) (bool, error) {
+func (s *historySession) refused(point bool, err error) (bool, error) {
 	switch is := errors.Is(err, txn.ErrSerializableScan); {
 	case s.x.isSerializable() && !point && !is:
 		return false, fmt.Errorf("a serializable transaction may scan: %w", err)
@@ -145,17 +147,17 @@ func (s *comboSession) refused(point bool, err error) (bool, error) {
 
 // relied is called after each successful read of the transaction: what it has read before is of the same
 // state.
-func (s *comboSession) relied() {
+func (s *historySession) relied() {
 	if s.first != nil {
 		s.check(s.first)
 		s.first = nil
 	}
 }
 
-func (s *comboSession) saw(what string, table, one string, at tso.Timestamp, own modelTable, q query, rows []bigtable.Row) {
+func (s *historySession) saw(what string, table, one string, at tso.Timestamp, own modelTable, q query, rows []bigtable.Row) {
 	what = fmt.Sprintf("%s: %s of %s at %d, %v", s.name, what, table, at, q)
 	in := s.epochNow()
-	s.check(func(m *comboModel) error { return m.rows(what, in, table, one, at, own, q, rows) })
+	s.check(func(m *historyModel) error { return m.rows(what, in, table, one, at, own, q, rows) })
 	for _, r := range rows {
 		for _, item := range r["f"] {
 			s.expires(table, at, item.Timestamp)
@@ -164,7 +166,7 @@ func (s *comboSession) saw(what string, table, one string, at tso.Timestamp, own
 }
 
 // expires notes when a value of family f expires that the transaction has read.
-func (s *comboSession) expires(table string, at tso.Timestamp, shown bigtable.Timestamp) {
+func (s *historySession) expires(table string, at tso.Timestamp, shown bigtable.Timestamp) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if lasts := s.epochs[len(s.epochs)-1].lasts[table+"/f"]; lasts > 0 && s.x != nil && at == s.x.start && shown > 0 {
@@ -174,7 +176,7 @@ func (s *comboSession) expires(table string, at tso.Timestamp, shown bigtable.Ti
 
 // outlive waits until the first value has expired that the serializable transaction has read: it must not
 // commit any more.
-func (s *comboSession) outlive(ctx context.Context) error {
+func (s *historySession) outlive(ctx context.Context) error {
 	now := s.now()
 	ends := slices.DeleteFunc(s.ends, func(end tso.Timestamp) bool { return end <= now })
 	if !s.x.serializable || len(ends) == 0 || s.rnd.IntN(4) == 0 {
@@ -183,25 +185,25 @@ func (s *comboSession) outlive(ctx context.Context) error {
 	if left := -s.age(slices.Min(ends)); left < 6*time.Minute {
 		<-time.After(left + time.Millisecond)
 	}
-	return comboOperations["Set in b"](s, ctx)
+	return historyOperations["Set in b"](s, ctx)
 }
 
 // begin begins an attempt of the session's transaction.
-func (s *comboSession) begin(tx *txn.Txn) {
+func (s *historySession) begin(tx *txn.Txn) {
 	s.tx, s.first, s.ends = tx, nil, nil
-	s.x = &comboTxn{
+	s.x = &historyTxn{
 		name: s.name, start: tx.StartTS(), own: map[string]modelTable{}, locks: map[txn.Cell]bool{}, acks: map[txn.Cell]bool{},
 		serializable: s.plan.Options.Has("Serializable"), epoch: s.epochNow(),
 	}
 }
 
-// A comboOracle answers its next request late, with a timestamp of that time.
-type comboOracle struct {
+// A historyOracle answers its next request late, with a timestamp of that time.
+type historyOracle struct {
 	tso.Oracle
 	late atomic.Int64
 }
 
-func (o *comboOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+func (o *historyOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	if late := time.Duration(o.late.Swap(0)); late > 0 {
 		<-time.After(late)
 	}
@@ -210,21 +212,24 @@ func (o *comboOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 
 // rival makes the session begin late. Meanwhile another client changes a cell, and the observed one of its
 // row. The session calls end.
-func (s *comboSession) rival(ctx context.Context, cell txn.Cell) (end func()) {
-	r := &comboSession{comboHistory: s.comboHistory, name: "the rival of " + s.name, client: (s.client + 1) % combination.Clients, rnd: rand.New(rand.NewPCG(s.rnd.Uint64(), 0))}
-	s.late[s.client].late.Store(int64(5 * time.Second))
+func (s *historySession) rival(cell txn.Cell) (end func()) {
+	r := &historySession{randomHistory: s.randomHistory, name: "the rival of " + s.name, client: (s.client + 1) % combination.Clients, rnd: rand.New(rand.NewPCG(s.rnd.Uint64(), 0))}
+	s.p.late.late.Store(int64(5 * time.Second))
+	r.p = s.process(r.client)
 	var rival sync.WaitGroup
 	rival.Go(func() {
 		<-time.After(200 * time.Millisecond)
-		tx, err := r.clients[r.client].Begin(ctx)
+		tx, err := r.p.Begin(r.p.ctx)
 		if err != nil {
-			r.t.Errorf("%s: %v", r.name, err)
+			if !r.p.net.isDead() {
+				r.t.Errorf("%s: %v", r.name, err)
+			}
 			return
 		}
 		r.begin(tx)
 		r.set(cell.Row, cell.Column())
 		r.set(cell.Row, observedColumn)
-		ts, err := tx.Commit(ctx)
+		ts, err := tx.Commit(r.p.ctx)
 		if err := r.committed(ts, err); err != nil {
 			r.t.Errorf("%s: %v", r.name, err)
 		}
@@ -233,20 +238,20 @@ func (s *comboSession) rival(ctx context.Context, cell txn.Cell) (end func()) {
 }
 
 // validate notes what a serializable transaction relies on, and locks.
-func (s *comboSession) validate(table string, rows []string, q query) {
+func (s *historySession) validate(table string, rows []string, q query) {
 	if !s.x.serializable {
 		return
 	}
 	for _, row := range rows {
 		s.x.points = append(s.x.points, pointRead{table, row, q, s.x.ownOf(table)})
 		for _, c := range q.columns {
-			s.x.locks[comboCell(table, row, c)] = true
+			s.x.locks[historyCell(table, row, c)] = true
 		}
 	}
 }
 
 // get reads a cell in the transaction.
-func (s *comboSession) get(ctx context.Context, cell txn.Cell, forUpdate bool) error {
+func (s *historySession) get(ctx context.Context, cell txn.Cell, forUpdate bool) error {
 	t := s.tx.Table(cell.Table)
 	read := t.Get
 	if forUpdate {
@@ -260,7 +265,7 @@ func (s *comboSession) get(ctx context.Context, cell txn.Cell, forUpdate bool) e
 		return err
 	}
 	what, in, at := fmt.Sprintf("%s: Get at %d (for update: %v)", s.name, s.x.start, forUpdate), s.epochNow(), s.x.start
-	seen := func(m *comboModel) error { return m.cell(what, in, cell, at, own, v, ok) }
+	seen := func(m *historyModel) error { return m.cell(what, in, cell, at, own, v, ok) }
 	if forUpdate && s.first == nil {
 		s.first = seen
 	} else {
@@ -276,15 +281,15 @@ func (s *comboSession) get(ctx context.Context, cell txn.Cell, forUpdate bool) e
 	return nil
 }
 
-// comboOperations are what a transaction, or its session, can do. Each feature of a name is one.
-var comboOperations = map[string]func(s *comboSession, ctx context.Context) error{
-	"Get": func(s *comboSession, ctx context.Context) error {
-		return s.get(ctx, comboCell("a", s.row(), s.column()), false)
+// historyOperations are what a transaction, or its session, can do. Each feature of a name is one.
+var historyOperations = map[string]func(s *historySession, ctx context.Context) error{
+	"Get": func(s *historySession, ctx context.Context) error {
+		return s.get(ctx, historyCell("a", s.row(), s.column()), false)
 	},
-	"GetForUpdate": func(s *comboSession, ctx context.Context) error {
-		return s.get(ctx, comboCell("a", s.row(), s.column()), true)
+	"GetForUpdate": func(s *historySession, ctx context.Context) error {
+		return s.get(ctx, historyCell("a", s.row(), s.column()), true)
 	},
-	"ReadRow": func(s *comboSession, ctx context.Context) error {
+	"ReadRow": func(s *historySession, ctx context.Context) error {
 		row, q := s.row(), s.query()
 		own := s.x.ownOf("a")
 		r, err := s.tx.Table("a").ReadRow(ctx, row, q.selection()...)
@@ -299,7 +304,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		}
 		return err
 	},
-	"ReadRows": func(s *comboSession, ctx context.Context) error {
+	"ReadRows": func(s *historySession, ctx context.Context) error {
 		q := s.rowSet(s.query())
 		own := s.x.ownOf("a")
 		rows, err := collectRows(s.tx.Table("a").ReadRows(ctx, q.rows, q.options()...))
@@ -318,16 +323,16 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 			} else if s.x.serializable {
 				for _, row := range list {
 					for _, c := range q.columns {
-						s.x.locks[comboCell("a", row, c)] = true
+						s.x.locks[historyCell("a", row, c)] = true
 					}
 				}
 			}
 		}
 		return err
 	},
-	"many.Get": func(s *comboSession, ctx context.Context) error {
+	"many.Get": func(s *historySession, ctx context.Context) error {
 		s.use("many.Get")
-		cells := []txn.Cell{comboCell("a", s.row(), s.column()), comboCell("b", s.row(), comboColumns[0]), comboCell("a", s.row(), s.column())}
+		cells := []txn.Cell{historyCell("a", s.row(), s.column()), historyCell("b", s.row(), historyColumns[0]), historyCell("a", s.row(), s.column())}
 		a, b := s.x.ownOf("a"), s.x.ownOf("b")
 		got, err := many.Get(ctx, s.tx.Table, cells...)
 		if err != nil {
@@ -338,7 +343,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		for _, c := range cells {
 			v, ok := got[c]
 			own := map[string]modelTable{"a": a, "b": b}[c.Table]
-			s.check(func(m *comboModel) error { return m.cell(what, in, c, at, own, v, ok) })
+			s.check(func(m *historyModel) error { return m.cell(what, in, c, at, own, v, ok) })
 		}
 		for _, c := range cells { // each row is read in all columns of its table
 			for _, o := range cells {
@@ -349,8 +354,8 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		}
 		return nil
 	},
-	"Observe": func(s *comboSession, ctx context.Context) error {
-		cell := comboCell("a", s.row(), observedColumn)
+	"Observe": func(s *historySession, ctx context.Context) error {
+		cell := historyCell("a", s.row(), observedColumn)
 		if !s.observing {
 			return nil
 		}
@@ -362,7 +367,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		s.relied()
 		s.expires("a", s.x.start, bigtable.Timestamp(o.ChangeTS))
 		what, at, in := s.name+": Observe", s.x.start, s.epochNow()
-		s.check(func(m *comboModel) error {
+		s.check(func(m *historyModel) error {
 			v, ok := m.newest(cell, at)
 			want := v.at
 			if ok {
@@ -380,8 +385,8 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		}
 		return s.get(ctx, cell, false)
 	},
-	"index read": func(s *comboSession, ctx context.Context) error {
-		key := fmt.Sprint("k", s.rnd.IntN(comboKeys))
+	"index read": func(s *historySession, ctx context.Context) error {
+		key := fmt.Sprint("k", s.rnd.IntN(historyKeys))
 		s.use("index read")
 		ready, at := s.indexReady(), s.x.start
 		row, ok, err := s.unique.In(s.tx).Get(ctx, "n", key)
@@ -393,7 +398,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		}
 		s.relied()
 		what := fmt.Sprintf("%s: the row with key %s at %d", s.name, key, at)
-		s.check(func(m *comboModel) error {
+		s.check(func(m *historyModel) error {
 			owners := m.keyOwners(uniqueColumn, at, nil)[key]
 			if len(owners) > 1 || ok != (len(owners) == 1) || ok && row != owners[0] {
 				return fmt.Errorf("%s is %q, %v; want %q", what, row, ok, owners)
@@ -402,15 +407,15 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		})
 		return nil
 	},
-	"Snapshot": func(s *comboSession, ctx context.Context) error {
-		shot, err := s.clients[s.client].Snapshot(ctx)
+	"Snapshot": func(s *historySession, ctx context.Context) error {
+		shot, err := s.p.Snapshot(ctx)
 		if err != nil {
 			return err
 		}
 		s.use("Snapshot")
 		return s.readSnapshot(ctx, shot)
 	},
-	"Latest": func(s *comboSession, ctx context.Context) error {
+	"Latest": func(s *historySession, ctx context.Context) error {
 		s.use("Latest")
 		tx, x := s.tx, s.x
 		s.tx, s.x = nil, nil
@@ -421,7 +426,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 			return err
 		}
 		from -= tso.Timestamp(time.Second.Microseconds()) // the client estimates the oracle's time
-		r, err := s.clients[s.client].Latest("a").ReadRow(ctx, row, q.selection()...)
+		r, err := s.p.Latest("a").ReadRow(ctx, row, q.selection()...)
 		if err != nil {
 			return err
 		}
@@ -430,7 +435,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 			return err
 		}
 		g, in, what := s.generation(), s.epochNow(), fmt.Sprintf("%s: the latest state of %s, %v", s.name, row, q)
-		s.check(func(m *comboModel) error {
+		s.check(func(m *historyModel) error {
 			var failed error
 			since := from
 			for _, o := range g.commits { // it may not have been committed, although it had its timestamp
@@ -447,7 +452,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		})
 		return nil
 	},
-	"page": func(s *comboSession, ctx context.Context) error {
+	"page": func(s *historySession, ctx context.Context) error {
 		s.use("page")
 		tx, x := s.tx, s.x
 		s.tx, s.x = nil, nil
@@ -458,7 +463,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		var rows []bigtable.Row
 		token, at := "", tso.Timestamp(0)
 		for {
-			p, err := s.pages[s.client].Read(ctx, list, 1+s.rnd.IntN(5), token)
+			p, err := s.p.pages.Read(ctx, list, 1+s.rnd.IntN(5), token)
 			if err != nil {
 				return err
 			}
@@ -470,21 +475,21 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		s.saw("pages", "a", "", at, nil, q, rows)
 		return nil
 	},
-	"Lock": func(s *comboSession, _ context.Context) error {
+	"Lock": func(s *historySession, _ context.Context) error {
 		s.use("Lock")
-		c := comboCell("a", s.row(), s.column())
+		c := historyCell("a", s.row(), s.column())
 		if len(s.x.own["a"][c.Row][c.Column()]) == 0 {
 			s.x.locks[c] = true
 			s.tx.Table("a").Lock(c.Row, c.Family, c.Qualifier)
 		}
 		return nil
 	},
-	"Delete": func(s *comboSession, _ context.Context) error {
+	"Delete": func(s *historySession, _ context.Context) error {
 		s.use("Delete")
 		s.remove(s.row(), s.column())
 		return nil
 	},
-	"DeleteRow": func(s *comboSession, ctx context.Context) error {
+	"DeleteRow": func(s *historySession, ctx context.Context) error {
 		s.use("DeleteRow")
 		if s.x.serializable {
 			_, wrong := s.refused(false, s.tx.Table("a").DeleteRow(ctx, s.row()))
@@ -509,7 +514,7 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		}
 		return nil
 	},
-	"indexed write": func(s *comboSession, _ context.Context) error {
+	"indexed write": func(s *historySession, _ context.Context) error {
 		s.use("indexed write")
 		for range 1 + s.rnd.IntN(2) {
 			s.set(s.row(), uniqueColumn)
@@ -519,36 +524,36 @@ var comboOperations = map[string]func(s *comboSession, ctx context.Context) erro
 		}
 		return nil
 	},
-	"many rows": func(s *comboSession, _ context.Context) error {
+	"many rows": func(s *historySession, _ context.Context) error {
 		s.use("many rows")
 		c := s.column()
-		for _, i := range s.rnd.Perm(len(comboRows))[:4] {
+		for _, i := range s.rnd.Perm(len(historyRows))[:4] {
 			if c == uniqueColumn {
 				c = cityColumn
 			}
-			s.set(comboRows[i], c)
+			s.set(historyRows[i], c)
 		}
 		return nil
 	},
-	"Set": func(s *comboSession, _ context.Context) error {
+	"Set": func(s *historySession, _ context.Context) error {
 		s.set(s.row(), s.column())
 		return nil
 	},
-	"Set in b": func(s *comboSession, _ context.Context) error {
+	"Set in b": func(s *historySession, _ context.Context) error {
 		v := s.value()
 		row := s.row()
-		s.x.put("b", row, comboColumns[0], modelVersion{value: []byte(v)})
-		s.tx.Table("b").Set(row, comboColumns[0].Family, comboColumns[0].Qualifier, []byte(v))
+		s.x.put("b", row, historyColumns[0], modelVersion{value: []byte(v)})
+		s.tx.Table("b").Set(row, historyColumns[0].Family, historyColumns[0].Qualifier, []byte(v))
 		return nil
 	},
 }
 
-func (s *comboSession) set(row string, c txn.Column) {
+func (s *historySession) set(row string, c txn.Column) {
 	v := s.value()
 	switch c {
 	case uniqueColumn:
 		s.use("indexed write")
-		v = fmt.Sprint("k", s.rnd.IntN(comboKeys))
+		v = fmt.Sprint("k", s.rnd.IntN(historyKeys))
 	case cityColumn:
 		s.use("indexed write")
 		v = fmt.Sprint("c", s.rnd.IntN(3))
@@ -557,12 +562,12 @@ func (s *comboSession) set(row string, c txn.Column) {
 	s.tx.Table("a").Set(row, c.Family, c.Qualifier, []byte(v))
 }
 
-func (s *comboSession) remove(row string, c txn.Column) {
+func (s *historySession) remove(row string, c txn.Column) {
 	s.x.put("a", row, c, modelVersion{gone: true})
 	s.tx.Table("a").Delete(row, c.Family, c.Qualifier)
 }
 
-func (s *comboSession) readSnapshot(ctx context.Context, shot *txn.Snapshot) error {
+func (s *historySession) readSnapshot(ctx context.Context, shot *txn.Snapshot) error {
 	tx, x := s.tx, s.x
 	s.tx, s.x = nil, nil
 	defer func() { s.tx, s.x = tx, x }()
@@ -578,13 +583,13 @@ func (s *comboSession) readSnapshot(ctx context.Context, shot *txn.Snapshot) err
 		s.saw("snapshot", "a", "", shot.ReadTS(), nil, q, rows)
 	}
 	if s.rnd.IntN(3) == 0 {
-		s.keep(shot)
+		s.keep(shot, s.p)
 	}
 	return nil
 }
 
 // run runs the session: a transaction, perhaps with an idempotency key.
-func (s *comboSession) run(ctx context.Context) error {
+func (s *historySession) run(ctx context.Context) error {
 	defer func() { s.sessionEnded(s.used) }()
 	var opts []txn.TxnOption
 	if s.maybe("Serializable") {
@@ -598,11 +603,11 @@ func (s *comboSession) run(ctx context.Context) error {
 	var forUpdate *txn.Cell
 	if s.maybe("ForUpdate") {
 		s.use("ForUpdate")
-		c := comboCell("a", s.row(), comboColumns[s.rnd.IntN(4)])
+		c := historyCell("a", s.row(), historyColumns[s.rnd.IntN(4)])
 		forUpdate = &c
 		opts = append(opts, txn.ForUpdate(c))
 		if s.rnd.IntN(2) == 0 {
-			defer s.rival(ctx, c)()
+			defer s.rival(c)()
 		}
 	}
 	whole := false
@@ -615,7 +620,7 @@ func (s *comboSession) run(ctx context.Context) error {
 		}
 		for _, op := range s.plan.Ops {
 			s.pause(6, 15*time.Second)
-			if err := comboOperations[op](s, ctx); err != nil {
+			if err := historyOperations[op](s, ctx); err != nil {
 				return fmt.Errorf("%s: %w", op, err)
 			}
 		}
@@ -623,27 +628,33 @@ func (s *comboSession) run(ctx context.Context) error {
 		whole = true
 		return s.outlive(ctx)
 	}
-	c := s.clients[s.client]
 	var ts tso.Timestamp
 	var err error
 	if s.maybe("idempotency") {
 		s.use("idempotency")
 		id := fmt.Sprint("id", s.rnd.IntN(4))
 		var o idempotency.Outcome
-		o, err = s.keys[s.client].Update(ctx, idempotency.Key{ID: id}, func(ctx context.Context, tx *txn.Txn) ([]byte, error) {
+		o, err = s.p.keys.Update(ctx, idempotency.Key{ID: id}, func(ctx context.Context, tx *txn.Txn) ([]byte, error) {
 			return []byte(s.name), body(ctx, tx)
 		}, append(opts, txn.MaxAttempts(3))...)
 		if err == nil {
 			s.outcome(id, o)
+		} else if s.x != nil {
+			s.x.id = id
 		}
 		if ts = o.CommitTS; o.Repeated {
 			return nil
 		}
 	} else {
 		var tx *txn.Txn
-		if tx, err = c.Begin(ctx, opts...); err == nil {
+		if tx, err = s.p.Begin(ctx, opts...); err == nil {
 			if err = body(ctx, tx); err == nil {
-				ts, err = tx.Commit(ctx)
+				commit, cancel := context.WithCancel(ctx)
+				s.p.net.giveUpAt(cancel)
+				ts, err = tx.Commit(commit)
+				s.p.net.giveUpAt(nil)
+				s.gaveUp = commit.Err() != nil
+				cancel()
 			}
 			tx.Rollback()
 		}
@@ -655,13 +666,14 @@ func (s *comboSession) run(ctx context.Context) error {
 }
 
 // committed notes the outcome of the transaction.
-func (s *comboSession) committed(ts tso.Timestamp, err error) error {
+func (s *historySession) committed(ts tso.Timestamp, err error) error {
 	var twice *index.UniqueError
+	var unknown *txn.UndeterminedError
 	switch x := s.x; {
 	case errors.As(err, &twice):
 		s.counts.add("unique keys", 1)
 		own := x.ownOf("a")
-		s.check(func(m *comboModel) error {
+		s.check(func(m *historyModel) error {
 			for _, rows := range m.keyOwners(uniqueColumn, x.start, own) {
 				if len(rows) > 1 {
 					return nil
@@ -669,8 +681,22 @@ func (s *comboSession) committed(ts tso.Timestamp, err error) error {
 			}
 			return fmt.Errorf("%s was refused, although no two rows had one key: %w", x.name, err)
 		})
+	case errors.As(err, &unknown):
+		if x.start == unknown.StartTS {
+			s.relied()
+		}
+		return s.settle(s.process(s.rnd.IntN(combination.Clients)), x, unknown)
 	case errors.Is(err, txn.ErrConflict):
 		s.counts.add("conflicts", 1)
+		if s.rnd.IntN(3) == 0 {
+			s.unsettled(x, fmt.Sprintf("it got %q", err))
+		}
+	case err != nil && s.p.net.isDead():
+		if x != nil {
+			s.unsettled(x, "")
+		}
+	case s.gaveUp && errors.Is(err, context.Canceled):
+		s.unsettled(x, fmt.Sprintf("it got %q", err))
 	case err != nil:
 		return err
 	default:

@@ -15,8 +15,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 )
 
-// A comboTxn is a transaction that may have committed.
-type comboTxn struct {
+// A historyTxn is a transaction that may have committed.
+type historyTxn struct {
 	name         string
 	start        tso.Timestamp
 	commit       tso.Timestamp         // 0: not committed
@@ -27,7 +27,10 @@ type comboTxn struct {
 	points       []pointRead // of a serializable transaction
 	acks         map[txn.Cell]bool
 	epoch        int
-	job          bool // a transaction of the job
+	job          bool          // a transaction of the job
+	id           string        // the idempotency key
+	settled      tso.Timestamp // known to have committed then, which the records have to say too
+	never        string        // why it cannot have committed
 }
 
 // A pointRead is what a serializable transaction relies on.
@@ -38,7 +41,7 @@ type pointRead struct {
 	own   modelTable
 }
 
-func (x *comboTxn) put(table, row string, c txn.Column, v modelVersion) {
+func (x *historyTxn) put(table, row string, c txn.Column, v modelVersion) {
 	if x.own[table] == nil {
 		x.own[table] = modelTable{}
 	}
@@ -47,7 +50,7 @@ func (x *comboTxn) put(table, row string, c txn.Column, v modelVersion) {
 }
 
 // ownOf copies what a transaction has written in a table.
-func (x *comboTxn) ownOf(table string) modelTable {
+func (x *historyTxn) ownOf(table string) modelTable {
 	m := modelTable{}
 	if x != nil {
 		for row, columns := range x.own[table] {
@@ -70,13 +73,13 @@ type generation struct {
 	left    tso.Timestamp           // when the table began to leave
 	began   tso.Timestamp           // when it was adopted again
 	plain   map[string]bigtable.Row // what was in table a, nil for the first one
-	commits []*comboTxn
-	checks  []func(*comboModel) error // of what clients have seen, in order of time
+	commits []*historyTxn
+	checks  []func(*historyModel) error // of what clients have seen, in order of time
 }
 
-// A comboModel is the reference: versions of cells, and the rules of expiries. It is made at the end
+// A historyModel is the reference: versions of cells, and the rules of expiries. It is made at the end
 // of a history, when all commits are known.
-type comboModel struct {
+type historyModel struct {
 	tables map[string]modelTable
 	epochs []epoch
 	first  int // epoch of the generation
@@ -92,7 +95,7 @@ type verdict struct {
 
 // expired reports whether a version is hidden from a read at a timestamp, in an epoch. If unsure, it had
 // expired before its expiry became longer, last in the epoch before.
-func (m *comboModel) expired(table string, c txn.Column, v modelVersion, at tso.Timestamp, in int) (hidden, unsure bool, before int) {
+func (m *historyModel) expired(table string, c txn.Column, v modelVersion, at tso.Timestamp, in int) (hidden, unsure bool, before int) {
 	over := func(e int, at tso.Timestamp) bool {
 		after := m.epochs[e].lasts[table+"/"+c.Family]
 		return after > 0 && int64(at)-int64(v.shown) >= after.Microseconds()
@@ -110,7 +113,7 @@ func (m *comboModel) expired(table string, c txn.Column, v modelVersion, at tso.
 
 // A model read is one evaluation of the model, beside what a client has seen.
 type look struct {
-	m      *comboModel
+	m      *historyModel
 	in     int // epoch
 	seen   map[string]bool
 	unsure map[string]bool
@@ -137,7 +140,7 @@ func (l *look) view(table string, upTo, at tso.Timestamp, own modelTable) modelV
 	}}
 }
 
-func (m *comboModel) look(in int) *look {
+func (m *historyModel) look(in int) *look {
 	return &look{m: m, in: in, seen: map[string]bool{}, unsure: map[string]bool{}}
 }
 
@@ -160,7 +163,7 @@ func (l *look) see(table string, r bigtable.Row) {
 }
 
 // rows compares rows that were read with the model. one is not "" if it is a read of one row.
-func (m *comboModel) rows(what string, in int, table, one string, at tso.Timestamp, own modelTable, q query, got []bigtable.Row) error {
+func (m *historyModel) rows(what string, in int, table, one string, at tso.Timestamp, own modelTable, q query, got []bigtable.Row) error {
 	l := m.look(in)
 	var text []string
 	for _, r := range got {
@@ -182,7 +185,7 @@ func (m *comboModel) rows(what string, in int, table, one string, at tso.Timesta
 }
 
 // cell compares a cell that was read with the model.
-func (m *comboModel) cell(what string, in int, cell txn.Cell, at tso.Timestamp, own modelTable, value []byte, ok bool) error {
+func (m *historyModel) cell(what string, in int, cell txn.Cell, at tso.Timestamp, own modelTable, value []byte, ok bool) error {
 	l := m.look(in)
 	c := cell.Column()
 	for _, v := range m.tables[cell.Table][cell.Row][c] {
@@ -197,7 +200,7 @@ func (m *comboModel) cell(what string, in int, cell txn.Cell, at tso.Timestamp, 
 }
 
 // newest returns the newest version of a cell up to a timestamp, expired or not.
-func (m *comboModel) newest(cell txn.Cell, upTo tso.Timestamp) (v modelVersion, ok bool) {
+func (m *historyModel) newest(cell txn.Cell, upTo tso.Timestamp) (v modelVersion, ok bool) {
 	for _, o := range m.tables[cell.Table][cell.Row][cell.Column()] {
 		if o.at <= upTo {
 			v, ok = o, true
@@ -207,7 +210,7 @@ func (m *comboModel) newest(cell txn.Cell, upTo tso.Timestamp) (v modelVersion, 
 }
 
 // keyOwners returns the rows of table a by the value of an indexed column.
-func (m *comboModel) keyOwners(c txn.Column, at tso.Timestamp, own modelTable) map[string][]string {
+func (m *historyModel) keyOwners(c txn.Column, at tso.Timestamp, own modelTable) map[string][]string {
 	owners := map[string][]string{}
 	view := modelView{table: m.tables["a"], at: at, own: own}
 	rows := map[string]bool{}
@@ -225,8 +228,8 @@ func (m *comboModel) keyOwners(c txn.Column, at tso.Timestamp, own modelTable) m
 }
 
 // replay makes the model of one generation after the other, and checks what clients have seen in it.
-func (h *comboHistory) replay() error {
-	m := &comboModel{tables: map[string]modelTable{"a": {}, "b": {}}, epochs: h.epochs, memo: map[string]verdict{}}
+func (h *randomHistory) replay() error {
+	m := &historyModel{tables: map[string]modelTable{"a": {}, "b": {}}, epochs: h.epochs, memo: map[string]verdict{}}
 	for i, g := range h.gens {
 		if g.plain != nil {
 			if err := m.adopt(i == 0, g); err != nil {
@@ -234,7 +237,7 @@ func (h *comboHistory) replay() error {
 			}
 		}
 		m.first = g.first
-		slices.SortFunc(g.commits, func(a, b *comboTxn) int { return cmp.Compare(a.commit, b.commit) })
+		slices.SortFunc(g.commits, func(a, b *historyTxn) int { return cmp.Compare(a.commit, b.commit) })
 		for _, x := range g.commits {
 			for table, rows := range x.own {
 				for row, columns := range rows {
@@ -259,7 +262,7 @@ func (h *comboHistory) replay() error {
 }
 
 // adopt replaces what transactions have written in table a by what was there after it had left.
-func (m *comboModel) adopt(first bool, g *generation) error {
+func (m *historyModel) adopt(first bool, g *generation) error {
 	after := modelTable{}
 	for key, r := range g.plain {
 		for family, items := range r {
@@ -306,8 +309,8 @@ func (m *comboModel) adopt(first bool, g *generation) error {
 
 // isolated checks that no two transactions overlap that wrote or locked the same cell, and that what
 // serializable transactions have read was still so at their commits.
-func (m *comboModel) isolated(commits []*comboTxn) error {
-	last := map[txn.Cell]*comboTxn{}
+func (m *historyModel) isolated(commits []*historyTxn) error {
+	last := map[txn.Cell]*historyTxn{}
 	for _, x := range commits {
 		var cells []txn.Cell
 		for table, rows := range x.own {
@@ -341,7 +344,7 @@ func (m *comboModel) isolated(commits []*comboTxn) error {
 
 // observed checks that each committed run of the observer had a change that the run before had not seen,
 // and that none is left.
-func (h *comboHistory) observed(m *comboModel, g *generation) error {
+func (h *randomHistory) observed(m *historyModel, g *generation) error {
 	last := map[txn.Cell]tso.Timestamp{}
 	for _, x := range g.commits {
 		for cell := range x.acks {
@@ -356,7 +359,7 @@ func (h *comboHistory) observed(m *comboModel, g *generation) error {
 		}
 	}
 	for row, columns := range m.tables["a"] {
-		cell := comboCell("a", row, observedColumn)
+		cell := historyCell("a", row, observedColumn)
 		if v, ok := m.newest(cell, forever); ok && v.at > last[cell] && len(columns) > 0 {
 			return fmt.Errorf("no run has seen the change of %v at %d; the last one began at %d", cell, v.at, last[cell])
 		}

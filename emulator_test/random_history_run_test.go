@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +17,6 @@ import (
 	"cloud.google.com/go/bigtable"
 
 	"github.com/percolator-bigtable/percolator/emulator_test/internal/combination"
-	"github.com/percolator-bigtable/percolator/emulator_test/workload"
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
@@ -25,148 +25,158 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
-	paging "github.com/percolator-bigtable/percolator/txn/page"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
-// A comboHistory is a history in which features meet. Table a has everything; b is another one, x has
+// A randomHistory is a history in which features meet. Table a has everything; b is another one, x has
 // the entries of indexes, p the progress of the job and idempotency records.
 //
-// In each of some phases, clients run sessions at the same time, beside collections, the job and the
-// creation of indexes. Between phases, when no transaction runs, an operator changes expiries, lets the
-// table leave and adopts it again, and hours may pass.
-type comboHistory struct {
-	t       *testing.T
-	ctx     context.Context
-	env     *txntest.Env
-	rnd     *rand.Rand // of the operator
-	seed    uint64
-	plan    *combination.History
-	counts  *tally
-	met     *combination.Coverage
-	oracle  tso.Oracle
-	clients []*txn.Client
-	late    []*comboOracle // of the clients
-	pages   []*paging.Pages
-	keys    []*idempotency.Keys
-	unique  *index.Indexes // index n of table a, entries in x/e
-	other   *index.Indexes // another index n of table a, entries in x/e2
-	slow    chan error     // the end of a slow collection; nil: there is none
-	jobs    int
-	job     *comboJob
+// In each of some phases, clients run sessions at the same time, beside collections, the job, a worker and the
+// creation of indexes. Requests get lost, or arrive twice or late, and clients die. Between phases, when no
+// transaction runs, an operator changes expiries, lets the table leave and adopts it again, and hours may pass.
+type randomHistory struct {
+	t      *testing.T
+	ctx    context.Context
+	env    *txntest.Env
+	rnd    *rand.Rand // of the operator
+	seed   uint64
+	plan   *combination.History
+	counts *tally
+	met    *combination.Coverage
+	oracle tso.Oracle
+	unique *index.Indexes // index n of table a, entries in x/e
+	other  *index.Indexes // another index n of table a, entries in x/e2
+	slow   chan error     // the end of a slow collection; nil: there is none
+	jobs   int
+	job    *historyJob
 
 	observing bool
 	declared  bool             // indexes may exist
 	indexes   []*index.Indexes // unique, and perhaps other
 
-	mu       sync.Mutex
-	acted    combination.Set   // what has happened beside sessions
-	sessions []combination.Set // what those of this phase have used
-	gens     []*generation
-	epochs   []epoch
-	ready    tso.Timestamp // when the unique index was ready; 0: it is not
-	values   int
-	kept     []*txn.Snapshot
-	outcomes map[string][]idempotency.Outcome
+	disturbed atomic.Bool // requests may get lost, and so on
+	unbuilt   atomic.Bool // the creator of an index died
+
+	mu        sync.Mutex
+	clients   []*historyProcess
+	processes uint64
+	open      []*historyTxn     // transactions whose outcomes are unknown
+	lastLate  time.Time         // when the last late request is applied
+	acted     combination.Set   // what has happened beside sessions
+	sessions  []combination.Set // what those of this phase have used
+	gens      []*generation
+	epochs    []epoch
+	ready     tso.Timestamp // when the unique index was ready; 0: it is not
+	values    int
+	kept      []keptSnapshot
+	outcomes  map[string][]idempotency.Outcome
 }
 
-// A comboJob is a job over table a that stops now and then.
-type comboJob struct {
+var historyTables = []string{"a", "b", "x", "p"}
+
+// A keptSnapshot is read again later.
+type keptSnapshot struct {
+	*txn.Snapshot
+	by *historyProcess
+}
+
+// A historyJob is a job over table a that stops now and then.
+type historyJob struct {
 	jobs.Job
 	began, ended tso.Timestamp
 	mu           sync.Mutex
 	tries        map[tso.Timestamp][]string // rows by start_ts of the transactions of a run
 }
 
-func newCombination(t *testing.T, seed uint64, plan *combination.History, counts *tally, met *combination.Coverage) *comboHistory {
-	return &comboHistory{
+func newRandomHistory(t *testing.T, seed uint64, plan *combination.History, counts *tally, met *combination.Coverage) *randomHistory {
+	return &randomHistory{
 		t: t, seed: seed, plan: plan, rnd: rand.New(rand.NewPCG(seed, 0)), counts: counts, met: met,
 		outcomes: map[string][]idempotency.Outcome{}, gens: []*generation{{}},
 	}
 }
 
-func (h *comboHistory) must(err error) {
+func (h *randomHistory) must(err error) {
 	if err != nil {
 		h.t.Helper()
 		h.t.Fatal(err)
 	}
 }
 
-func (h *comboHistory) check(f func(*comboModel) error) {
+func (h *randomHistory) check(f func(*historyModel) error) {
 	g := h.generation()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g.checks = append(g.checks, f)
 }
 
-func (h *comboHistory) generation() *generation {
+func (h *randomHistory) generation() *generation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.gens[len(h.gens)-1]
 }
 
-func (h *comboHistory) commit(x *comboTxn) {
+func (h *randomHistory) commit(x *historyTxn) {
 	g := h.generation()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g.commits = append(g.commits, x)
 }
 
-func (h *comboHistory) epochNow() int {
+func (h *randomHistory) epochNow() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.epochs) - 1
 }
 
-func (h *comboHistory) indexReady() tso.Timestamp {
+func (h *randomHistory) indexReady() tso.Timestamp {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ready
 }
 
-func (h *comboHistory) value() string {
+func (h *randomHistory) value() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.values++
 	return fmt.Sprint("v", h.values)
 }
 
-func (h *comboHistory) keep(s *txn.Snapshot) {
+func (h *randomHistory) keep(s *txn.Snapshot, by *historyProcess) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.kept = append(h.kept, s)
+	h.kept = append(h.kept, keptSnapshot{s, by})
 }
 
-func (h *comboHistory) outcome(id string, o idempotency.Outcome) {
+func (h *randomHistory) outcome(id string, o idempotency.Outcome) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.outcomes[id] = append(h.outcomes[id], o)
 }
 
-func (h *comboHistory) sessionEnded(used combination.Set) {
+func (h *randomHistory) sessionEnded(used combination.Set) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.sessions = append(h.sessions, used)
 }
 
-func (h *comboHistory) act(feature string) {
+func (h *randomHistory) act(feature string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.acted |= combination.Of(feature)
 }
 
-func (h *comboHistory) now() tso.Timestamp {
+func (h *randomHistory) now() tso.Timestamp {
 	ts, err := h.oracle.Timestamp(h.ctx)
 	h.must(err)
 	return ts
 }
 
-func (h *comboHistory) age(ts tso.Timestamp) time.Duration {
+func (h *randomHistory) age(ts tso.Timestamp) time.Duration {
 	return h.now().Sub(ts)
 }
 
 // moments are the timestamps at which a read of the latest state of a row may be, between two others.
-func (m *comboModel) moments(table, row string, from, to tso.Timestamp, in int) []tso.Timestamp {
+func (m *historyModel) moments(table, row string, from, to tso.Timestamp, in int) []tso.Timestamp {
 	all := []tso.Timestamp{from, to}
 	for c, versions := range m.tables[table][row] {
 		for _, v := range versions {
@@ -182,7 +192,7 @@ func (m *comboModel) moments(table, row string, from, to tso.Timestamp, in int) 
 	return all
 }
 
-func (h *comboHistory) run() {
+func (h *randomHistory) run() {
 	ctx, cancel := context.WithTimeout(h.t.Context(), 1000*time.Hour)
 	defer cancel()
 	h.ctx = ctx
@@ -201,7 +211,7 @@ func (h *comboHistory) run() {
 
 var expiryChoices = []time.Duration{20 * time.Second, 20 * time.Second, 5 * time.Minute, time.Hour}
 
-func (h *comboHistory) setUp() {
+func (h *randomHistory) setUp() {
 	local := tso.NewLocal(tso.LocalConfig{})
 	h.oracle = local
 	h.env = txntest.New(h.t, txntest.WithoutTransport(), txntest.WithoutCheck(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
@@ -216,7 +226,7 @@ func (h *comboHistory) setUp() {
 			h.must(h.env.Admin.SetGCPolicy(h.ctx, "a", "f", bigtable.MaxAgePolicy(expiry)))
 			lasts["a/f"] = expiry
 		}
-		for _, row := range comboRows[:4] {
+		for _, row := range historyRows[:4] {
 			m := bigtable.NewMutation()
 			m.Set("f", "q", bigtable.Now().TruncateToMilliseconds(), []byte("plain "+row))
 			m.Set("g", "unique", bigtable.Now().TruncateToMilliseconds(), []byte("plain "+row))
@@ -257,36 +267,19 @@ func (h *comboHistory) setUp() {
 		h.act("PassLocks")
 	}
 	for i := range combination.Clients {
-		d := workload.NewDelays(h.seed, uint64(i), 12, 3*time.Second)
-		late := &comboOracle{Oracle: d.Oracle(local)}
-		h.late = append(h.late, late)
-		cfg := txn.Config{Oracle: late, TokenTTL: -1, PassLocks: h.plan.On.Has("PassLocks"), SyncSecondaries: h.rnd.IntN(3) == 0, BatchReads: h.rnd.IntN(2)}
-		if h.plan.On.Has("collection of changes") && i == 0 {
-			cfg.TokenTTL = time.Minute
-		}
-		c := h.env.NewClient(cfg, d.DialOptions()...)
-		if h.plan.On.Has("bulk prewrite") {
-			txntest.BulkFrom(c, 1)
-		}
-		h.unique.Keep(c)
-		h.other.Keep(c)
-		pages, err := paging.New(c, []byte("the same key everywhere"))
-		h.must(err)
-		keys, err := idempotency.New(c, "p", "id")
-		h.must(err)
-		h.clients, h.pages, h.keys = append(h.clients, c), append(h.pages, pages), append(h.keys, keys)
+		h.clients = append(h.clients, h.newProcess(i))
 	}
 	h.register()
 	<-time.After(61 * time.Second)
 }
 
-func (h *comboHistory) register() {
+func (h *randomHistory) register() {
 	h.must(changes.RegisterObserver(h.ctx, h.env.Client, "a", observedColumn, "observer", false))
 	h.observing = true
 }
 
 // adopt adopts table a: what is in it begins a generation.
-func (h *comboHistory) adopt(epochs int, left tso.Timestamp) {
+func (h *randomHistory) adopt(epochs int, left tso.Timestamp) {
 	plain := map[string]bigtable.Row{}
 	h.must(h.env.Bigtable.Open("a").ReadRows(h.ctx, bigtable.InfiniteRange(""), func(r bigtable.Row) bool {
 		plain[r.Key()] = r
@@ -304,20 +297,31 @@ func (h *comboHistory) adopt(epochs int, left tso.Timestamp) {
 }
 
 // phase lets all clients work at the same time.
-func (h *comboHistory) phase(p int) {
+func (h *randomHistory) phase(p int) {
 	var working sync.WaitGroup
 	rnd := func(n int) *rand.Rand { return rand.New(rand.NewPCG(h.seed, uint64(100*(p+1)+n))) }
-	for i := range h.clients {
+	h.disturbed.Store(true)
+	for i := range combination.Clients {
 		r := rnd(i)
 		working.Go(func() {
 			for n, plan := range h.plan.Sessions[p][i] {
 				<-time.After(time.Duration(r.Int64N(int64(10 * time.Second))))
-				s := &comboSession{comboHistory: h, name: fmt.Sprintf("session %d.%d.%d", p, i, n), client: i, rnd: r, plan: plan}
-				if err := s.run(h.ctx); err != nil {
+				s := &historySession{randomHistory: h, name: fmt.Sprintf("session %d.%d.%d", p, i, n), client: i, rnd: r, plan: plan, p: h.alive(i)}
+				if h.plan.On.Has("deaths") && r.IntN(6) == 0 {
+					s.p.net.dies()
+				}
+				if err := s.run(s.p.ctx); err != nil && !s.p.net.isDead() {
 					h.t.Errorf("%s: %v", s.name, err)
 				}
 			}
 		})
+	}
+	stop, worker := make(chan struct{}), make(chan struct{})
+	close(worker)
+	if r := rnd(14); h.plan.On.Has("worker") {
+		worker = make(chan struct{})
+		dies := h.plan.On.Has("deaths") && r.IntN(3) == 0
+		go func() { defer close(worker); h.observe(stop, dies) }()
 	}
 	if r := rnd(10); h.plan.On.Has("job") {
 		working.Go(func() { h.runJob(r, 1+r.IntN(6)) })
@@ -326,9 +330,16 @@ func (h *comboHistory) phase(p int) {
 		working.Go(func() { h.createIndexes(r) })
 	}
 	if r := rnd(12); h.plan.On.Has("collection") && r.IntN(2) == 0 {
-		working.Go(func() { h.collect(gc.Config{}, "collection") })
+		working.Go(func() { h.collect(h.alive(1), gc.Config{}, "collection") })
 	}
 	working.Wait()
+	close(stop)
+	<-worker
+	h.disturbed.Store(false)
+	for i := range combination.Clients {
+		h.alive(i)
+	}
+	h.settleRecorded(rnd(15).IntN(2) == 0)
 	if missing := h.plan.Acted[p] &^ h.acted; missing != 0 && !h.t.Failed() {
 		h.t.Errorf("until the end of phase %d, %v have not happened", p, missing)
 	}
@@ -338,7 +349,7 @@ func (h *comboHistory) phase(p int) {
 	h.rereadSnapshots(rnd(13))
 }
 
-func (h *comboHistory) takeSessions() []combination.Set {
+func (h *randomHistory) takeSessions() []combination.Set {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := h.sessions
@@ -347,11 +358,13 @@ func (h *comboHistory) takeSessions() []combination.Set {
 }
 
 // rereadSnapshots reads what a snapshot has shown in an earlier phase.
-func (h *comboHistory) rereadSnapshots(rnd *rand.Rand) {
+func (h *randomHistory) rereadSnapshots(rnd *rand.Rand) {
 	kept := slices.Clone(h.kept)
+	rnd.Shuffle(len(kept), func(i, j int) { kept[i], kept[j] = kept[j], kept[i] })
 	for i := range min(4, len(kept)) {
-		s := &comboSession{comboHistory: h, name: fmt.Sprintf("snapshot %d again", i), rnd: rnd}
-		if err := s.readSnapshot(h.ctx, kept[rnd.IntN(len(kept))]); err != nil {
+		s := &historySession{randomHistory: h, name: fmt.Sprintf("snapshot %d again", i), rnd: rnd}
+		s.p = kept[i].by
+		if err := s.readSnapshot(h.ctx, kept[i].Snapshot); err != nil {
 			h.t.Errorf("%s: %v", s.name, err)
 		}
 	}
@@ -360,13 +373,24 @@ func (h *comboHistory) rereadSnapshots(rnd *rand.Rand) {
 	}
 }
 
-func (h *comboHistory) collect(cfg gc.Config, feature string) {
+// collect collects, in a process, or undisturbed.
+func (h *randomHistory) collect(p *historyProcess, cfg gc.Config, feature string) {
 	cfg.Retention = retention
-	_, err := gc.Run(h.ctx, h.env.Client, cfg)
+	ctx, c := h.ctx, h.env.Client
+	if p != nil {
+		ctx, c = p.ctx, p.Client
+	}
+	report, err := gc.Run(ctx, c, cfg)
+	if report != nil {
+		h.counts.add("versions collected", int(report.Total.Versions))
+	}
 	var busy *gc.BusyError
 	var blocked *gc.BlockedError
 	switch {
 	case errors.As(err, &busy), errors.As(err, &blocked):
+		return
+	case p != nil && p.net.isDead():
+		h.counts.add("collectors died", 1)
 		return
 	case err != nil:
 		h.t.Errorf("%s: %v", feature, err)
@@ -376,11 +400,11 @@ func (h *comboHistory) collect(cfg gc.Config, feature string) {
 }
 
 // collectSlowly begins a collection that takes some time for each row.
-func (h *comboHistory) collectSlowly(row time.Duration) {
+func (h *randomHistory) collectSlowly(row time.Duration) {
 	if h.slow != nil {
 		return
 	}
-	h.collect(gc.Config{}, "collection")
+	h.collect(nil, gc.Config{}, "collection")
 	<-time.After(retention + time.Minute) // so it removes what has expired since the last phase
 	h.slow = make(chan error, 1)
 	c := h.env.NewClient(txn.Config{Oracle: h.oracle, TokenTTL: -1})
@@ -393,17 +417,17 @@ func (h *comboHistory) collectSlowly(row time.Duration) {
 }
 
 // readAll reads table a, and lets its snapshot be read again.
-func (h *comboHistory) readAll() {
-	shot, err := h.clients[0].Snapshot(h.ctx)
+func (h *randomHistory) readAll() {
+	shot, err := h.process(0).Snapshot(h.ctx)
 	h.must(err)
 	rows, err := collectRows(shot.Table("a").ReadRows(h.ctx, nil))
 	h.must(err)
-	s := &comboSession{comboHistory: h, name: "beside a slow collection"}
+	s := &historySession{randomHistory: h, name: "beside a slow collection", p: h.process(0)}
 	s.saw("snapshot", "a", "", shot.ReadTS(), nil, query{contains: func(string) bool { return true }, text: "all rows"}, rows)
-	h.keep(shot)
+	h.keep(shot, h.process(0))
 }
 
-func (h *comboHistory) endSlow() {
+func (h *randomHistory) endSlow() {
 	if h.slow == nil {
 		return
 	}
@@ -414,15 +438,16 @@ func (h *comboHistory) endSlow() {
 }
 
 // endSlowBefore waits for a slow collection if a feature has not happened yet that cannot happen beside it.
-func (h *comboHistory) endSlowBefore(feature string) {
+func (h *randomHistory) endSlowBefore(feature string) {
 	if !h.acted.Has(feature) {
 		h.endSlow()
 	}
 }
 
 // between is what an operator does while no transaction runs.
-func (h *comboHistory) between(things []string) {
+func (h *randomHistory) between(things []string) {
 	for _, what := range things {
+		h.settleRecorded(what != "time")
 		switch what {
 		case "time":
 			times := []time.Duration{time.Second, 30 * time.Second, 6 * time.Minute, 12 * time.Minute, 70 * time.Minute}
@@ -430,14 +455,14 @@ func (h *comboHistory) between(things []string) {
 		case "collection":
 			h.endSlowBefore(what)
 			if h.slow == nil {
-				h.collect(gc.Config{}, what)
+				h.collect(nil, gc.Config{}, what)
 			}
 		case "collection of changes":
 			h.endSlowBefore(what)
 			if h.slow == nil {
-				h.collect(gc.Config{FullEvery: 24 * time.Hour}, what)
+				h.collect(nil, gc.Config{FullEvery: 24 * time.Hour}, what)
 				<-time.After(time.Duration(h.rnd.IntN(15)) * time.Minute)
-				h.collect(gc.Config{FullEvery: 24 * time.Hour}, what)
+				h.collect(nil, gc.Config{FullEvery: 24 * time.Hour}, what)
 			}
 		case "slow collection":
 			if h.slow != nil || !h.plan.On.Has("expiry changed") || h.rnd.IntN(3) == 0 {
@@ -466,10 +491,11 @@ func (h *comboHistory) between(things []string) {
 			return
 		}
 	}
+	h.settleRecorded(false)
 }
 
 // changeExpiry sets, changes or removes the expiry of family f, and waits until every client knows.
-func (h *comboHistory) changeExpiry(to ...time.Duration) {
+func (h *randomHistory) changeExpiry(to ...time.Duration) {
 	last := h.epochs[len(h.epochs)-1].lasts["a/f"]
 	to = slices.DeleteFunc(to, func(after time.Duration) bool { return after == last })
 	if len(to) == 0 {
@@ -489,12 +515,13 @@ func (h *comboHistory) changeExpiry(to ...time.Duration) {
 }
 
 // leave makes table a a plain one, and adopts it again.
-func (h *comboHistory) leave() {
+func (h *randomHistory) leave() {
 	h.endSlow()
+	h.awaitLate()
 	<-time.After(time.Minute) // clients end what they do in the background
 	if h.declared {
 		for _, x := range h.indexes {
-			h.must(x.Drop(h.ctx, h.clients[1], "n"))
+			h.must(x.Drop(h.ctx, h.process(1).Client, "n"))
 		}
 		h.ready, h.declared = 0, false
 	}
@@ -526,18 +553,18 @@ func (h *comboHistory) leave() {
 }
 
 // runJob runs the job until it has handled n rows.
-func (h *comboHistory) runJob(rnd *rand.Rand, n int) {
+func (h *randomHistory) runJob(rnd *rand.Rand, n int) {
 	if h.job == nil {
 		h.jobs++
-		h.job = &comboJob{Job: jobs.Job{Name: fmt.Sprint("job", h.jobs), Table: "a", Progress: "p", Family: "job", BatchRows: 2, Parallel: 1}, tries: map[tso.Timestamp][]string{}}
+		h.job = &historyJob{Job: jobs.Job{Name: fmt.Sprint("job", h.jobs), Table: "a", Progress: "p", Family: "job", BatchRows: 2, Parallel: 1}, tries: map[tso.Timestamp][]string{}}
 	}
 	j := h.job
 	<-time.After(time.Duration(rnd.Int64N(int64(10 * time.Second))))
 	if j.began == 0 {
 		j.began = h.now()
 	}
-	stop := errors.New("the job's process ends")
-	_, err := j.Run(h.ctx, h.clients[2], func(_ context.Context, tx *txn.Txn, row bigtable.Row) error {
+	stop, p := errors.New("the job's process ends"), h.alive(2)
+	_, err := j.Run(p.ctx, p.Client, func(_ context.Context, tx *txn.Txn, row bigtable.Row) error {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		if n--; n < 0 {
@@ -549,7 +576,7 @@ func (h *comboHistory) runJob(rnd *rand.Rand, n int) {
 	})
 	h.noteJob(j)
 	switch {
-	case errors.Is(err, stop):
+	case errors.Is(err, stop), err != nil && p.net.isDead():
 	case err == nil:
 		j.ended = h.now()
 		h.job = nil
@@ -566,11 +593,11 @@ func (h *comboHistory) runJob(rnd *rand.Rand, n int) {
 }
 
 // noteJob notes which of the job's transactions have committed, when none is under way.
-func (h *comboHistory) noteJob(j *comboJob) {
+func (h *randomHistory) noteJob(j *historyJob) {
 	shot, err := h.env.Client.Snapshot(h.ctx)
 	h.must(err)
 	for start, rows := range j.tries {
-		x := &comboTxn{name: j.Name, start: start, ended: h.now(), own: map[string]modelTable{}, job: true}
+		x := &historyTxn{name: j.Name, start: start, ended: h.now(), own: map[string]modelTable{}, job: true}
 		for _, row := range rows {
 			_, err := shot.Table("a").ReadRow(h.ctx, row) // resolves locks
 			h.must(err)
@@ -591,11 +618,11 @@ func (h *comboHistory) noteJob(j *comboJob) {
 }
 
 // checkJob: the job has handled each row once that was there all the time, and none twice.
-func (h *comboHistory) checkJob(j *comboJob) {
+func (h *randomHistory) checkJob(j *historyJob) {
 	g := h.generation()
 	in := h.epochNow()
-	h.check(func(m *comboModel) error {
-		for _, row := range comboRows {
+	h.check(func(m *historyModel) error {
+		for _, row := range historyRows {
 			n, there := 0, true
 			for _, x := range g.commits {
 				if x.name == j.Name && len(x.own["a"][row]) > 0 {
@@ -618,7 +645,7 @@ func (h *comboHistory) checkJob(j *comboJob) {
 	})
 }
 
-func (h *comboHistory) finishJob() {
+func (h *randomHistory) finishJob() {
 	for range 3 {
 		if h.job == nil {
 			return
@@ -628,17 +655,20 @@ func (h *comboHistory) finishJob() {
 }
 
 // createIndexes creates both indexes.
-func (h *comboHistory) createIndexes(rnd *rand.Rand) {
+func (h *randomHistory) createIndexes(rnd *rand.Rand) {
 	h.declared = true
+	h.unbuilt.Store(false)
 	var creating sync.WaitGroup
 	for _, x := range h.indexes {
-		c, wait := h.clients[rnd.IntN(3)], time.Duration(rnd.Int64N(int64(3*time.Second)))
+		p, wait := h.alive(rnd.IntN(3)), time.Duration(rnd.Int64N(int64(3*time.Second)))
 		creating.Go(func() {
 			<-time.After(wait)
 			from := h.now()
-			err := x.Create(h.ctx, c, "n", nil)
+			err := x.Create(p.ctx, p.Client, "n", nil)
 			h.counts.add("index builds", 1)
 			switch {
+			case err != nil && p.net.isDead():
+				h.unbuilt.Store(true)
 			case x == h.unique && errors.Is(err, index.ErrUnique):
 				h.counts.add("duplicates in a build", 1)
 				h.duplicates(from, err)
@@ -657,10 +687,10 @@ func (h *comboHistory) createIndexes(rnd *rand.Rand) {
 }
 
 // duplicates checks that two rows had one key at some time since from.
-func (h *comboHistory) duplicates(from tso.Timestamp, refused error) {
+func (h *randomHistory) duplicates(from tso.Timestamp, refused error) {
 	to := h.now()
 	g := h.generation()
-	h.check(func(m *comboModel) error {
+	h.check(func(m *historyModel) error {
 		at := []tso.Timestamp{from, to}
 		for _, x := range g.commits {
 			if x.commit > from && x.commit < to {
@@ -680,8 +710,8 @@ func (h *comboHistory) duplicates(from tso.Timestamp, refused error) {
 
 // repairDuplicates lets rows have different keys, as the operator of an index does whose creation has
 // failed: it changes one of two rows, or both, and may give the key to a third row.
-func (h *comboHistory) repairDuplicates() {
-	h.write("a repair", func(s *comboSession) error {
+func (h *randomHistory) repairDuplicates() {
+	h.write("a repair", func(s *historySession) error {
 		owners := map[string][]string{}
 		for r, err := range s.tx.Table("a").ReadRows(h.ctx, nil, txn.Columns(uniqueColumn)) {
 			if err != nil {
@@ -709,15 +739,15 @@ func (h *comboHistory) repairDuplicates() {
 	})
 }
 
-func (s *comboSession) putKey(row, key string) {
+func (s *historySession) putKey(row, key string) {
 	s.x.put("a", row, uniqueColumn, modelVersion{value: []byte(key)})
 	s.tx.Table("a").Set(row, uniqueColumn.Family, uniqueColumn.Qualifier, []byte(key))
 }
 
 // write runs an operator's transaction until it has no conflict.
-func (h *comboHistory) write(name string, f func(*comboSession) error) {
-	s := &comboSession{comboHistory: h, name: name, rnd: h.rnd}
-	ts, err := h.clients[0].Update(h.ctx, func(_ context.Context, tx *txn.Txn) error {
+func (h *randomHistory) write(name string, f func(*historySession) error) {
+	s := &historySession{randomHistory: h, name: name, rnd: h.rnd, p: h.process(0)}
+	ts, err := h.process(0).Update(h.ctx, func(_ context.Context, tx *txn.Txn) error {
 		s.begin(tx)
 		return f(s)
 	})
@@ -727,18 +757,18 @@ func (h *comboHistory) write(name string, f func(*comboSession) error) {
 }
 
 // drain runs the observer until nothing is left to do.
-func (h *comboHistory) drain() {
+func (h *randomHistory) drain() {
 	for range 3 {
 		var cells []txn.Cell
-		for n, err := range changes.Notifications(h.ctx, h.clients[0], "a", nil) {
+		for n, err := range changes.Notifications(h.ctx, h.process(0).Client, "a", nil) {
 			h.must(err)
 			cells = append(cells, n.Cell)
 		}
-		for _, row := range append(comboRows, "third", "probe") { // values of a plain table have no notification
-			cells = append(cells, comboCell("a", row, observedColumn))
+		for _, row := range append(historyRows, "third", "probe") { // values of a plain table have no notification
+			cells = append(cells, historyCell("a", row, observedColumn))
 		}
 		for _, cell := range cells {
-			h.write("the last run for "+cell.String(), func(s *comboSession) error {
+			h.write("the last run for "+cell.String(), func(s *historySession) error {
 				o, err := changes.Observe(h.ctx, s.tx, cell)
 				if err == nil && o.Pending("observer") {
 					changes.Acknowledge(s.tx, o, "observer")
@@ -751,14 +781,16 @@ func (h *comboHistory) drain() {
 }
 
 // finish ends everything, and checks it.
-func (h *comboHistory) finish() {
+func (h *randomHistory) finish() {
+	h.awaitLate()
+	h.settleRecorded(true)
 	h.finishJob()
 	if h.job != nil {
 		h.t.Error("the job does not end")
 	}
 	if h.plan.On.Has("index build") {
-		for i := 0; h.ready == 0 && i < 8 && !h.t.Failed(); i++ {
-			for range len(comboRows) {
+		for i := 0; (h.ready == 0 || h.unbuilt.Load()) && i < 8 && !h.t.Failed(); i++ {
+			for range len(historyRows) {
 				h.repairDuplicates()
 			}
 			h.createIndexes(h.rnd)
@@ -768,21 +800,33 @@ func (h *comboHistory) finish() {
 			return
 		}
 		for _, x := range h.indexes {
-			h.must(x.Verify(h.ctx, h.clients[0], "n", func(p index.Problem) { h.t.Errorf("index: %v", p) }))
+			h.must(x.Verify(h.ctx, h.process(0).Client, "n", func(p index.Problem) { h.t.Errorf("index: %v", p) }))
 		}
 		h.probeKeys()
+	}
+	if h.plan.On.Has("worker") {
+		h.awaitWorker()
 	}
 	h.drain()
 	h.endSlow()
 	h.checkOutcomes()
 	<-time.After(2 * time.Minute)
 	synctest.Wait()
-	for _, table := range []string{"a", "b", "x", "p"} {
+	if h.plan.On&combination.Of(combination.Faults...) != 0 { // otherwise no lock may be left
+		h.counts.add("locks left to the end", h.resolveAll())
+	}
+	for _, table := range historyTables {
 		for v, err := range admin.Check(h.ctx, h.env.Client, table, nil) {
 			if err != nil {
 				h.t.Fatal(err)
 			}
 			h.t.Errorf("consistency check: %v", v)
+		}
+		for l, err := range admin.Locks(h.ctx, h.env.Client, table, nil) {
+			if err != nil {
+				h.t.Fatal(err)
+			}
+			h.t.Errorf("a lock is left: %+v", l)
 		}
 	}
 	if err := h.replay(); err != nil {
@@ -791,10 +835,10 @@ func (h *comboHistory) finish() {
 }
 
 // probeKeys: a key that no row has is free.
-func (h *comboHistory) probeKeys() {
-	for i := range comboKeys {
+func (h *randomHistory) probeKeys() {
+	for i := range historyKeys {
 		key := fmt.Sprint("k", i)
-		h.write("the key "+key, func(s *comboSession) error {
+		h.write("the key "+key, func(s *historySession) error {
 			for r, err := range s.tx.Table("a").ReadRows(h.ctx, nil, txn.Columns(uniqueColumn)) {
 				if err != nil {
 					return err
@@ -810,7 +854,7 @@ func (h *comboHistory) probeKeys() {
 }
 
 // checkOutcomes: each idempotency key has one transaction, and all its callers get the outcome of that.
-func (h *comboHistory) checkOutcomes() {
+func (h *randomHistory) checkOutcomes() {
 	for id, all := range h.outcomes {
 		firsts := 0
 		for _, o := range all {
