@@ -386,10 +386,18 @@ func (h *randomHistory) awaitWorker() {
 	for i := 0; pending > 0 && i < 26*60; i++ {
 		<-time.After(time.Minute)
 		pending = 0
-		for _, err := range changes.Notifications(h.ctx, h.env.Client, "a", nil) {
+		tx, err := h.env.Client.Begin(h.ctx)
+		h.must(err)
+		for n, err := range changes.Notifications(h.ctx, h.env.Client, "a", nil) {
 			h.must(err)
-			pending++
+			// A late request may have left the notification of a change that was observed.
+			o, err := changes.Observe(h.ctx, tx, n.Cell)
+			h.must(err)
+			if o.Pending("observer") {
+				pending++
+			}
 		}
+		tx.Rollback()
 	}
 	close(stop)
 	<-stopped
