@@ -34,7 +34,6 @@ type crash struct {
 	after bool
 	// varies says that the client may send fewer requests than another time.
 	varies bool
-	bulk   *int // counts bulk prewrites, unless nil
 }
 
 // run runs f with a client of its own, which dies where the crash says. It returns the
@@ -85,9 +84,7 @@ func (c crash) run(f func(context.Context, *txn.Client)) []txntest.Step {
 	}
 	var steps []txntest.Step
 	for _, call := range faults.Calls() {
-		if steps = append(steps, call.Step); c.bulk != nil && isBulkPrewrite(call) {
-			*c.bulk++
-		}
+		steps = append(steps, call.Step)
 	}
 	return steps
 }
@@ -283,15 +280,14 @@ func TestCrashMatrix(t *testing.T) {
 	type kind struct {
 		size      int
 		forUpdate bool // the transaction begins with txn.ForUpdate of its primary
-		bulk      bool // without it, rows are prewritten one by one
 	}
-	kinds := []kind{{2, true, false}, {20, true, true}, {20, false, true}, {1, false, false}, {2, false, false}, {5, false, false}, {5, true, false}, {20, false, false}, {40, false, false}, {40, false, true}}
+	kinds := []kind{{2, true}, {20, false}, {1, false}, {2, false}, {5, false}, {5, true}, {20, true}, {40, false}}
 	if long.Reduced() {
 		kinds = kinds[:2]
 	}
 	for _, k := range kinds {
 		size := k.size
-		t.Run(fmt.Sprintf("%d cells, for update: %v, bulk: %v", size, k.forUpdate, k.bulk), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d cells, for update: %v", size, k.forUpdate), func(t *testing.T) {
 			crashEnvOf(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 				transaction := func(cells []txn.Cell) func(context.Context, *txn.Client) {
 					return func(ctx context.Context, c *txn.Client) {

@@ -99,7 +99,7 @@ func (o *gatedOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 func lateStart(t *testing.T, meanwhile func(*testing.T, *txntest.Env)) *txn.Txn {
 	t.Helper()
 	local := tso.NewLocal(tso.LocalConfig{})
-	env := txntest.New(t, txntest.Embedded(), txntest.WithBulkFrom(1), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
+	env := txntest.New(t, txntest.Embedded(), txntest.WithConfig(txn.Config{Oracle: local, TokenTTL: -1}))
 	env.InitTable(admin.TableSpec{Name: "a", Families: []string{"f"}, Observed: []txn.Column{{Family: "f", Qualifier: "observed"}}})
 	o := &gatedOracle{local, make(chan struct{})}
 	close(o.gate)
@@ -167,8 +167,7 @@ func TestForUpdateMissesACommit(t *testing.T) {
 }
 
 // TestForUpdateAfterAWrite: a transaction has written other rows before it reads for its update, so
-// another row is the primary. It reads at its start timestamp: a bulk prewrite of the row would not
-// look for a commit that an earlier read missed.
+// another row is the primary. It reads at its start timestamp.
 func TestForUpdateAfterAWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tx := lateStart(t, func(t *testing.T, env *txntest.Env) { mustSet(t, env.Client, "2", "r") })

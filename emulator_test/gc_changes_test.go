@@ -313,9 +313,6 @@ func TestNotesAreFew(t *testing.T) {
 		env.CreateTable("a", "f")
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{TokenTTL: -1}, faults.DialOptions()...)
-		// One by one: a bulk prewrite may wait for the secondaries of the commit before, and notes are also
-		// sent when time has passed.
-		txntest.BulkFrom(c, 1000)
 		overwrite := func(commits int) {
 			for range commits {
 				if _, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {

@@ -260,7 +260,6 @@ func (m *performance) connect(oracle func() tso.Oracle) (late []*txntest.Faults)
 		if err != nil {
 			m.t.Fatal(err)
 		}
-		txntest.BulkFrom(c, m.bulkFrom[i])
 		if i%2 == 1 {
 			// Transactions that write and are slow conflict with their own bound.
 			c.BeforeCommit(func(_ context.Context, tx *txn.Txn) error {

@@ -33,7 +33,6 @@ type plan struct {
 	oracle   string // direct, served or local
 	clients  []txn.Config
 	admins   []bool // which clients have Config.Admin
-	bulkFrom []int
 	slow     bool   // requests take some time
 	late     int    // of a hundred requests, how many are sent again, or for secondaries are kept, for a while
 	seed     uint64 // of both
@@ -117,7 +116,6 @@ func drawPlan(t *rapid.T) *plan {
 	}
 	for range 1 + below(3).Draw(t, "clients") {
 		p.clients = append(p.clients, drawConfig(t, p.slow))
-		p.bulkFrom = append(p.bulkFrom, pick(t, "bulk from", 1, 3))
 		p.admins = append(p.admins, rapid.Bool().Draw(t, "admin"))
 	}
 	for range max(0, below(5).Draw(t, "expiries")-2) {

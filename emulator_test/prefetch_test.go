@@ -222,9 +222,9 @@ func TestPrefetchLeavesLocks(t *testing.T) {
 				s.want(s.get(v, "row5", "c"), "c0")
 				synctest.Wait()
 				got := s.faults.Count()
-				if got[txntest.StepRead] != 2 || // the second one has all locks
+				if got[txntest.StepRead] != 1 ||
 					got[txntest.StepRollPrimary]+got[txntest.StepRollBackCell]+got[txntest.StepRollForward] != 0 {
-					t.Errorf("requests %v, want two reads", got)
+					t.Errorf("requests %v, want one read", got)
 				}
 				want := "b0"
 				if committed {

@@ -179,9 +179,6 @@ func (h *randomHistory) newProcess(i int) *historyProcess {
 		cfg.TokenTTL = time.Minute
 	}
 	p.Client = h.env.NewClient(cfg, append(p.net.faults.DialOptions(), d.DialOptions()...)...)
-	if h.plan.On.Has("bulk prewrite") {
-		txntest.BulkFrom(p.Client, 1)
-	}
 	h.unique.Keep(p.Client)
 	h.other.Keep(p.Client)
 	var err error

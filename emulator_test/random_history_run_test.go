@@ -260,9 +260,6 @@ func (h *randomHistory) setUp() {
 	if h.indexes = []*index.Indexes{h.unique}; h.rnd.IntN(2) == 0 {
 		h.indexes = append(h.indexes, h.other)
 	}
-	if h.plan.On.Has("bulk prewrite") {
-		h.act("bulk prewrite")
-	}
 	if h.plan.On.Has("PassLocks") {
 		h.act("PassLocks")
 	}

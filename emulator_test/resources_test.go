@@ -163,7 +163,6 @@ func TestParallelism(t *testing.T) {
 		}
 
 		mustSet(t, env.Client, "old", rows...)
-		txntest.BulkFrom(c, len(rows)) // so rows are prewritten one by one
 		tx := beginSet(t, c, "new", rows...)
 		// The data of a transaction that began before the snapshot, and committed after it,
 		// hides the older data.

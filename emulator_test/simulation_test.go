@@ -181,9 +181,6 @@ func simulate(t *testing.T, load *workload.Workload, seed uint64, counts *tally)
 				cfg.Oracle = d.Oracle(local)
 			}
 			client := env.NewClient(cfg, opts...)
-			if rnd.IntN(2) == 0 {
-				txntest.BulkFrom(client, 1)
-			}
 			clients = append(clients, client)
 			if i == 4 {
 				collector := rand.New(rand.NewPCG(seed, 500))

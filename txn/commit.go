@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"cloud.google.com/go/bigtable"
 	"go.opentelemetry.io/otel/trace"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/internal/bulk"
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
@@ -51,8 +49,6 @@ type commit struct {
 	holds   atomic.Bool // a row that is prewritten now may hold up others that are locked
 	stalled bool        // the commit gave its locks up
 	watch   watch
-
-	bulk *bulk.Prewrite // of the rows that are prewritten in bulk; nil: there are none
 }
 
 func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
@@ -91,7 +87,7 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	}
 	// Only after all prewrites: a transaction that starts above commit_ts must find
 	// either the locks or the write records.
-	commitTS, asked, err := c.verifyAndTakeCommitTS(ctx)
+	commitTS, asked, err := c.client.resolver.Clock.CommitTimestamp(ctx)
 	if err != nil {
 		return 0, c.giveUp(ctx, err)
 	}
@@ -282,7 +278,7 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 		return
 	}
 	span := c.client.resolver.Trace.Secondaries(ctx, len(c.rows)-1)
-	for _, rows := range bulk.ByTable(c.rows[1:]) {
+	for _, rows := range store.ByTable(c.rows[1:]) {
 		t, muts := rows[0].Table, make([]store.RowMutation, 0, len(rows))
 		for _, row := range rows {
 			m := bigtable.NewMutation()
@@ -301,29 +297,6 @@ func (c *commit) commitSecondaries(ctx context.Context, commitTS tso.Timestamp) 
 			c.client.resolver.Log.WarnContext(ctx, "committing secondaries failed; the next reader rolls their locks forward", "table", t.Name, "rows", len(failed), "start_ts", c.startTS, "commit_ts", commitTS, "error", err)
 		}
 	}
-}
-
-// verifyAndTakeCommitTS takes the commit timestamp, and verifies the rows of a bulk prewrite beside
-// it.
-func (c *commit) verifyAndTakeCommitTS(ctx context.Context) (commitTS tso.Timestamp, asked time.Time, err error) {
-	if c.bulk == nil {
-		return c.client.resolver.Clock.CommitTimestamp(ctx)
-	}
-	return c.verifyBesideCommitTS(ctx)
-}
-
-// verifyBesideCommitTS is a function of its own because its results are on the heap.
-func (c *commit) verifyBesideCommitTS(ctx context.Context) (commitTS tso.Timestamp, asked time.Time, err error) {
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() (err error) {
-		commitTS, asked, err = c.client.resolver.Clock.CommitTimestamp(gctx)
-		return err
-	})
-	if err := c.bulk.Verify(gctx); err != nil {
-		g.Go(func() error { return err })
-	}
-	err = g.Wait()
-	return commitTS, asked, err
 }
 
 // giveUp aborts because of err, which may be a conflict or a stall, and returns the commit's error.

@@ -5,11 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"cloud.google.com/go/bigtable"
-
 	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/internal/bulk"
-	"github.com/percolator-bigtable/percolator/txn/internal/store"
 )
 
 // noteConflict remembers what a prewrite conflicted with. From then on, this client's transactions that
@@ -26,26 +22,6 @@ func (c *Client) noteConflict(err error) {
 func (c *Client) noteCommit(conflict *ConflictError) {
 	c.latches.Conflicted(conflict.Cell)
 	c.recent.Conflicted(conflict)
-}
-
-// splitBulk prepares the bulk prewrite of the rows for which it pays, and returns the others. Rows with
-// cells that have conflicted lately are prewritten one by one: a row has then one lock at a time. If it
-// had those of all transactions that try, each of them could find an older one there, which aborts soon
-// because of the one before. So are all rows, once one of them has been ill.
-func (c *commit) splitBulk() []*store.RowWrites {
-	if c.ill {
-		return c.rows
-	}
-	rows, some := bulk.Split(c.rows, c.client.resolver.Store.BulkFrom(), c.client.latches.Contended(c.rows))
-	if len(some) == 0 {
-		return rows
-	}
-	c.bulk = &bulk.Prewrite{
-		Resolver: c.client.resolver, Rows: some, Primary: c.primary, StartTS: c.startTS, LockTTL: c.lockTTL(),
-		Mutation: func(row *store.RowWrites) *bigtable.Mutation { return lockMutation(c, row) },
-		Failed:   &c.failed, Unlatch: c.releaseLatch,
-	}
-	return rows
 }
 
 // takeLatch waits for the transactions of this client that are committing writes of the same

@@ -78,8 +78,8 @@ func readFirst(ctx context.Context, r *recovery.Resolver, cell Cell) *firstRead 
 	return f
 }
 
-// take returns the value for GetForUpdate, and makes the cell the primary: bulk prewrites rely on
-// that. known is false if the client has to read it.
+// take returns the value for GetForUpdate, and makes the cell the primary.
+// known is false if the client has to read it.
 func (f *firstRead) take(cell Cell, b *buffer.Buffer) (value []byte, present, known bool) {
 	if f.cell != cell {
 		return nil, false, false

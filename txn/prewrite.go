@@ -61,15 +61,6 @@ func prewriteRows(ctx context.Context, c *commit, rows []*store.RowWrites) (err 
 	var g errgroup.Group
 	parallel := c.client.resolver.Store.Config.Parallelism
 	g.SetLimit(parallel)
-	if c.bulk != nil {
-		g.Go(func() error {
-			err := c.bulk.Lock(ctx)
-			if err != nil {
-				c.fail()
-			}
-			return err
-		})
-	}
 	if len(rows) == 1 && parallel > 1 {
 		return cmp.Or(one(rows[0]), g.Wait()) // without a goroutine: another stack would have to grow
 	}
@@ -308,8 +299,7 @@ func lockOf(c *commit, w *store.Write) format.Lock {
 // If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
 // the caller sends it again.
 func inspect(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
-	f := store.Selection{Columns: row.Columns()}.WithAllLocks(orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS)), format.Never-1)
-	raw, err := row.Table.TryReadRow(ctx, row.Row, f)
+	raw, err := row.Table.TryReadRow(ctx, row.Row, orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS)))
 	if err != nil {
 		return false, err
 	}

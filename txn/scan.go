@@ -52,8 +52,6 @@ type pageRow struct {
 	key string
 	raw bigtable.Row // until its locks are resolved
 	row recovery.Evaluation
-	// allLocks: raw has all locks of a column, not only the newest.
-	allLocks bool
 }
 
 // run yields all rows, in as many requests as it takes.
@@ -166,21 +164,13 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 			}
 		}
 		if len(locks) == 0 {
-			// Rows whose locks the read ignores may have others below them.
-			for i := range page {
-				if r := &page[i]; !r.allLocks && recovery.MayHideLocks(r.raw) {
-					blocked = append(blocked, r)
-				}
-			}
-			if len(blocked) == 0 {
-				break
-			}
+			break
 		}
 		again, err := recovery.ResolveForRead(ctx, s.view.client.resolver, locks, s.view.at(), passed)
 		if err != nil {
 			return err
 		}
-		if again || len(locks) == 0 {
+		if again {
 			err = s.readAgain(ctx, blocked, passed)
 		} else {
 			for _, r := range blocked {
@@ -209,11 +199,10 @@ func (s *scan) resolvePage(ctx context.Context, page []pageRow) error {
 // readAgain reads the blocked rows again.
 func (s *scan) readAgain(ctx context.Context, blocked []*pageRow, passed recovery.Ignored) error {
 	set, byKey := store.RowSet{Keys: make([]string, 0, len(blocked))}, make(map[string]*pageRow, len(blocked))
-	f := s.sel.WithAllLocks(s.table.VisibleAt(s.sel, s.view.at()), s.view.at())
 	for _, r := range blocked {
 		set.Keys, byKey[r.key] = append(set.Keys, r.key), r
 		// A row that is gone now has nothing visible.
-		*r = pageRow{key: r.key, allLocks: true}
+		*r = pageRow{key: r.key}
 	}
 	slices.Sort(set.Keys)
 	var failed error
@@ -222,7 +211,7 @@ func (s *scan) readAgain(ctx context.Context, blocked []*pageRow, passed recover
 		r.raw = raw
 		r.row, failed = recovery.Evaluate(ctx, s.table, raw, s.sel, s.view.at(), passed)
 		return failed == nil
-	}, bigtable.RowFilter(f))
+	}, bigtable.RowFilter(s.table.VisibleAt(s.sel, s.view.at())))
 	return cmp.Or(failed, err)
 }
 

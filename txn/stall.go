@@ -107,7 +107,7 @@ func (c *commit) awaitIll(ctx context.Context) error {
 // prewriteIllFirst prewrites the ill rows, and then the others. As long as a commit prewrites a single
 // row, it holds nothing that others need, and so need not give up.
 func prewriteIllFirst(ctx context.Context, c *commit) error {
-	rows := c.splitBulk()
+	rows := c.rows
 	if c.ill {
 		var ill, others []*store.RowWrites
 		for _, row := range rows {

@@ -126,9 +126,7 @@ func TestTraceOfManyRows(t *testing.T) {
   timestamp
     reserve timestamps
   commit
-    prewrite accounts
-    prewrite accounts rows=16
-    verify
+    prewrite rows=17
     timestamp
       reserve timestamps
     commit primary accounts [commit point]

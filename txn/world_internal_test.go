@@ -242,7 +242,6 @@ func TestCommitWithFaults(t *testing.T) {
 	compare(t, "commit.txt", map[string]program{
 		"two rows": {cfg: tokens, do: writing("p:q s:q")},
 		"in line":  {cfg: Config{SyncSecondaries: true, TokenTTL: time.Hour}, do: writing("p:q s:q t:q")},
-		"in bulk":  {beside: true, do: writing("p:q s:q t:q u:q")},
 		"passable": {cfg: Config{PassLocks: true}, do: writing("p:q p:r")},
 		"settled":  {cfg: tokens, do: writing("p:q s:q", SettleWithin(time.Minute))},
 		"observed": {do: writing("p:o s:q")},

@@ -21,7 +21,6 @@ CONSTANTS
     Deletes,     \* [Txns -> SUBSET Cells]
     Reads,       \* [Txns -> SUBSET Cells]: what a serializable transaction validates
     After,       \* [Txns -> SUBSET Txns]: it begins after these have committed
-    BulkTxns,    \* transactions whose secondaries are locked without a condition
     Pass,        \* readers may raise the minimum commit_ts
     Collect,     \* "off", "all" (a run that reads every row) or "changes"
     Close,       \* "off"; "start", "commit": which timestamp is compared with the closed one; "raise"
@@ -33,7 +32,7 @@ CONSTANTS
 VARIABLES
     clock,                          \* the oracle's last timestamp
     pc, sts, cts,                   \* owners: state, start_ts, commit_ts
-    acked, verified, validated,     \* owners: cells
+    acked, validated,     \* owners: cells
     settled,                        \* owners: cells whose commit was acknowledged
     lock, data, write, mark, minc,  \* stored cells; the minimum commit_ts in the primary lock
     net, arrived,                   \* requests of other clients and commits; prewrites (Once)
@@ -44,7 +43,7 @@ VARIABLES
     closed, closedCommits,          \* closed timestamp, what was committed up to it
     commits                         \* history: primaries that were committed
 
-owner   == <<pc, sts, cts, acked, verified, validated, settled>>
+owner   == <<pc, sts, cts, acked, validated, settled>>
 store   == <<lock, data, write, mark, minc>>
 reader  == <<rts, rd>>
 gc      == <<safe, scanned, resolved, drained, runs>>
@@ -56,7 +55,6 @@ Unread == "unread"
 
 Writes(t)      == Puts[t] \cup Deletes[t]
 Secondaries(t) == Writes(t) \ {Primary[t]}
-Bulk(t)        == IF t \in BulkTxns THEN Secondaries(t) ELSE {}
 Max(S)         == CHOOSE x \in S : \A y \in S : y <= x
 Own(t, c)      == {w \in write[c] : w.t = t}
 Req(op, t, c, ts, old) == [op |-> op, t |-> t, c |-> c, ts |-> ts, old |-> old]
@@ -71,7 +69,7 @@ Init ==
     /\ clock = 0
     /\ pc = [t \in Txns |-> "idle"]
     /\ sts = [t \in Txns |-> 0] /\ cts = [t \in Txns |-> 0]
-    /\ acked = [t \in Txns |-> {}] /\ verified = [t \in Txns |-> {}]
+    /\ acked = [t \in Txns |-> {}]
     /\ validated = [t \in Txns |-> {}] /\ settled = [t \in Txns |-> {}]
     /\ lock = [c \in Cells |-> {}] /\ data = [c \in Cells |-> {}]
     /\ write = [c \in Cells |-> {}] /\ mark = [c \in Cells |-> {}]
@@ -90,7 +88,7 @@ Begin(t) ==
     /\ clock' = clock + 1
     /\ sts' = [sts EXCEPT ![t] = clock']
     /\ pc' = [pc EXCEPT ![t] = "prewriting"]     \* and sends all prewrites
-    /\ UNCHANGED <<cts, acked, verified, validated, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<cts, acked, validated, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
 
 \* After every prewrite was acknowledged, and with a look at the safe point.  An owner that has
 \* nothing else to check sends its commit at once: it may arrive at any time anyway.
@@ -100,23 +98,12 @@ TakeCommitTs(t) ==
     /\ sts[t] > safe \/ Bug = "commit-below-safe-point"
     /\ clock' = clock + 1
     /\ cts' = [cts EXCEPT ![t] = clock']
-    /\ IF Bulk(t) = {} /\ Reads[t] = {} /\ Close = "off" /\ acked[t] = Writes(t)
+    /\ IF Reads[t] = {} /\ Close = "off" /\ acked[t] = Writes(t)
        THEN /\ net' = net \cup {Req("commit", t, Primary[t], clock', 0)}
             /\ pc' = [pc EXCEPT ![t] = "sent"]
        ELSE /\ pc' = [pc EXCEPT ![t] = "prewritten"]
             /\ UNCHANGED net
-    /\ UNCHANGED <<sts, acked, verified, validated, settled, store, arrived, lookups, reader, gc, closing, commits>>
-
-\* A bulk prewrite looks for conflicts after every acknowledgment.
-Verify(t, c) ==
-    /\ c \in Bulk(t) \ verified[t]
-    /\ pc[t] \in {"prewriting", "prewritten"}
-    /\ acked[t] = Writes(t) \/ Bug = "verify-before-ack"
-    /\ lock[c] \subseteq {t}
-    /\ \A w \in write[c] : w.c < sts[t]
-    /\ \A m \in mark[c] : sts[m] < sts[t]
-    /\ verified' = [verified EXCEPT ![t] = @ \cup {c}]
-    /\ UNCHANGED <<clock, pc, sts, cts, acked, validated, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<sts, acked, validated, settled, store, arrived, lookups, reader, gc, closing, commits>>
 
 \* A serializable transaction reads its read set again, after it knows its commit_ts.
 Validate(t, c) ==
@@ -125,7 +112,7 @@ Validate(t, c) ==
     /\ lock[c] \subseteq {t} \/ Bug = "validate-ignores-locks"
     /\ \A w \in write[c] : w.c < sts[t]
     /\ validated' = [validated EXCEPT ![t] = @ \cup {c}]
-    /\ UNCHANGED <<clock, pc, sts, cts, acked, verified, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<clock, pc, sts, cts, acked, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
 
 AboveClosed(t) ==
     CASE Close = "start"  -> sts[t] > closed
@@ -135,12 +122,11 @@ AboveClosed(t) ==
 SendCommit(t) ==
     /\ pc[t] = "prewritten"
     /\ Bug = "early-commit-ts" => acked[t] = Writes(t)
-    /\ verified[t] = Bulk(t) \/ Bug = "no-verification"
     /\ validated[t] = Reads[t]
     /\ AboveClosed(t) \/ Bug = "no-closed-check"
     /\ net' = net \cup {Req("commit", t, Primary[t], cts[t], 0)}
     /\ pc' = [pc EXCEPT ![t] = "sent"]
-    /\ UNCHANGED <<clock, sts, cts, acked, verified, validated, settled, store, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<clock, sts, cts, acked, validated, settled, store, arrived, lookups, reader, gc, closing, commits>>
 
 \* The owner takes a new commit_ts if a reader raised the minimum above the old one, or, before it
 \* has sent a commit, if the old one was closed.
@@ -154,14 +140,14 @@ NewCommitTs(t) ==
     /\ cts' = [cts EXCEPT ![t] = clock']
     /\ pc' = [pc EXCEPT ![t] = "prewritten"]
     /\ validated' = [validated EXCEPT ![t] = {}]
-    /\ UNCHANGED <<sts, acked, verified, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<sts, acked, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
 
 \* Before a commit was sent, the owner may give up.  It then removes its locks.
 Abort(t) ==
     /\ pc[t] \in {"prewriting", "prewritten"}
     /\ \A m \in net : m.op = "commit" => m.t # t
     /\ pc' = [pc EXCEPT ![t] = "aborted"]
-    /\ UNCHANGED <<clock, sts, cts, acked, verified, validated, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<clock, sts, cts, acked, validated, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
 
 \* The owner finds out what came of its commit.  Below the safe point it sends no secondaries, and
 \* a marker proves nothing.
@@ -172,14 +158,14 @@ Learn(t) ==
        \/ /\ Own(t, Primary[t]) = {} /\ t \in mark[Primary[t]]
           /\ sts[t] > safe \/ Bug = "marker-below-safe-point"
           /\ pc' = [pc EXCEPT ![t] = "rolled back"]
-    /\ UNCHANGED <<clock, sts, cts, acked, verified, validated, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<clock, sts, cts, acked, validated, settled, store, net, arrived, lookups, reader, gc, closing, commits>>
 
 \* The owner has the acknowledgment of a secondary's commit.  All of them make its claim.
 Settle(t, c) ==
     /\ Collect = "changes" /\ pc[t] = "committed" /\ c \in Secondaries(t)
     /\ Own(t, c) # {}
     /\ settled' = [settled EXCEPT ![t] = @ \cup {c}]
-    /\ UNCHANGED <<clock, pc, sts, cts, acked, verified, validated, store, net, arrived, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<clock, pc, sts, cts, acked, validated, store, net, arrived, lookups, reader, gc, closing, commits>>
 
 -----------------------------------------------------------------------------
 (* Requests of owners arrive *)
@@ -192,14 +178,13 @@ PutLock(t, c) ==
 ArrivePrewrite(t, c) ==
     /\ sts[t] > 0 /\ Alive(t) /\ c \in Writes(t)
     /\ Once => <<t, c>> \notin arrived
-    /\ c \notin Bulk(t) =>
-          /\ lock[c] = {} \/ Bug = "prewrite-ignores-locks"
-          /\ \/ (\A w \in write[c] : w.c < sts[t]) /\ (\A m \in mark[c] : sts[m] < sts[t])
-             \/ Bug = "prewrite-ignores-commits" /\ t \notin mark[c] /\ Own(t, c) = {}
+    /\ lock[c] = {} \/ Bug = "prewrite-ignores-locks"
+    /\ \/ (\A w \in write[c] : w.c < sts[t]) /\ (\A m \in mark[c] : sts[m] < sts[t])
+       \/ Bug = "prewrite-ignores-commits" /\ t \notin mark[c] /\ Own(t, c) = {}
     /\ PutLock(t, c)
     /\ arrived' = IF Once THEN arrived \cup {<<t, c>>} ELSE arrived
     /\ acked' = IF pc[t] \in {"prewriting", "prewritten"} THEN [acked EXCEPT ![t] = @ \cup {c}] ELSE acked
-    /\ UNCHANGED <<clock, pc, sts, cts, verified, validated, settled, write, mark, net, lookups, reader, gc, closing, commits>>
+    /\ UNCHANGED <<clock, pc, sts, cts, validated, settled, write, mark, net, lookups, reader, gc, closing, commits>>
 
 Unlock(t, c) == lock' = [lock EXCEPT ![c] = @ \ {t}]
 
@@ -211,7 +196,7 @@ ArriveCommit(m) ==
     /\ write' = [write EXCEPT ![m.c] = @ \cup {[t |-> m.t, c |-> m.ts]}]
     /\ commits' = commits \cup {[t |-> m.t, c |-> m.ts]}
     /\ pc' = IF Collect = "off" /\ pc[m.t] = "sent" /\ cts[m.t] = m.ts THEN [pc EXCEPT ![m.t] = "committed"] ELSE pc
-    /\ UNCHANGED <<clock, sts, cts, acked, verified, validated, settled, data, mark, minc, net, arrived, lookups, reader, gc, closing>>
+    /\ UNCHANGED <<clock, sts, cts, acked, validated, settled, data, mark, minc, net, arrived, lookups, reader, gc, closing>>
 
 \* A secondary is committed without a condition.
 ArriveSecondary(t, c) ==
@@ -288,12 +273,11 @@ ArriveForward(m) ==
     /\ write' = [write EXCEPT ![m.c] = @ \cup {[t |-> m.t, c |-> m.ts]}]
     /\ UNCHANGED <<clock, owner, data, mark, minc, net, arrived, lookups, reader, gc, closing, commits>>
 
-\* The rollback of a cell spares data that a record of its transaction names.
 ArriveBack(m) ==
     /\ m.op = "back"
-    /\ Bug = "back-removes-data" => m.t \in lock[m.c]
+    /\ m.t \in lock[m.c]
     /\ Unlock(m.t, m.c)
-    /\ data' = IF Own(m.t, m.c) = {} \/ Bug = "back-removes-data" THEN [data EXCEPT ![m.c] = @ \ {m.t}] ELSE data
+    /\ data' = [data EXCEPT ![m.c] = @ \ {m.t}]
     /\ UNCHANGED <<clock, owner, write, mark, minc, net, arrived, lookups, reader, gc, closing, commits>>
 
 -----------------------------------------------------------------------------
@@ -314,15 +298,11 @@ Visible(c, ts) ==
           [] old # {} /\ c \notin Deletes[new.t] /\ new.t \in data[c] -> new.t
           [] OTHER                   -> "missing"
 
-Newest(S) == {t \in S : \A u \in S : sts[u] <= sts[t]}
-
 \* One request shows locks, records and data.  After the answer, the reader checks the safe point.
 Read(r) ==
     LET c == rd[r].c
         found == {t \in lock[c] : sts[t] <= rts[r]}
-        need  == CASE Bug = "read-ignores-locks" -> {}
-                   [] Bug = "read-newest-lock" -> Newest(lock[c]) \cap found
-                   [] OTHER -> found
+        need  == IF Bug = "read-ignores-locks" THEN {} ELSE found
     IN
     /\ rts[r] > 0
     /\ rts[r] >= safe \/ Bug = "read-below-safe-point"
@@ -464,7 +444,7 @@ EndRaising ==
 
 OwnerStep == \E t \in Txns :
     \/ Begin(t) \/ TakeCommitTs(t) \/ SendCommit(t) \/ NewCommitTs(t) \/ Abort(t) \/ Learn(t)
-    \/ \E c \in Cells : Verify(t, c) \/ Validate(t, c) \/ Settle(t, c)
+    \/ \E c \in Cells : Validate(t, c) \/ Settle(t, c)
 
 Arrive ==
     \/ \E t \in Txns, c \in Cells : ArrivePrewrite(t, c) \/ ArriveSecondary(t, c) \/ ArriveCleanup(t, c)

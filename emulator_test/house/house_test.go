@@ -40,7 +40,6 @@ var mayImport = []struct {
 	{"txn/internal/journal", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/store"}},
 	{"txn/internal/changed", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/store"}},
 	{"txn/internal/recovery", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/gctime", "txn/internal/settled", "txn/internal/telemetry", "txn/internal/store", "txn/internal/journal"}},
-	{"txn/internal/bulk", []string{"tso", "txn/format", "txn/internal/telemetry", "txn/internal/store", "txn/internal/recovery"}},
 	{"txn/internal/families", []string{"txn/format", "txn/internal/store"}},
 	{"txn/internal/access", []string{"tso", "txn/format", "txn/internal/recovery", "txn/internal/store"}},
 	{"txn", []string{"tso", "txn/format", "txn/internal/"}},

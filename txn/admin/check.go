@@ -148,8 +148,6 @@ type checker struct {
 	locked    []cellTime // its locks
 	// claims are commits and locks of secondaries, to compare with their primaries.
 	claims []claim
-	// bulk are locks that may be of bulk prewrites, whose transactions have committed.
-	bulk []claim
 	// pending are notifications that an observer has not seen.
 	pending []cellTime
 }
@@ -169,7 +167,6 @@ func (n *cellTime) raise(cell format.Cell, ts tso.Timestamp) {
 type claim struct {
 	cell, primary     format.Cell
 	startTS, commitTS tso.Timestamp // commitTS is 0 for a lock
-	column            *history      // of a lock that may be of a bulk prewrite
 }
 
 func (ck *checker) report(rule Rule, cell format.Cell, text string, args ...any) {
@@ -380,13 +377,11 @@ func (ck *checker) records(h *history) {
 		}
 		last = r
 		if r.Primary != h.cell {
-			ck.claims = append(ck.claims, claim{h.cell, r.Primary, r.StartTS, r.CommitTS, nil})
+			ck.claims = append(ck.claims, claim{h.cell, r.Primary, r.StartTS, r.CommitTS})
 		}
 	}
 	for _, l := range h.locks {
-		if r, ok := seen[l.StartTS]; !l.IsPrimary() {
-			continue // interleaved compares it
-		} else if ok {
+		if r, ok := seen[l.StartTS]; ok {
 			ck.report(RuleOneRecord, h.cell, "the transaction that started at %d has a lock and a %v record at %d", l.StartTS, r.Kind, r.CommitTS)
 		} else if l.StartTS <= last.CommitTS {
 			ck.report(RuleOneLock, h.cell, "the lock at %d is older than the commit at %d", l.StartTS, last.CommitTS)
@@ -395,19 +390,14 @@ func (ck *checker) records(h *history) {
 }
 
 func (ck *checker) locks(h *history) {
-	var other *format.Lock // of another primary
 	for _, l := range h.locks {
 		ck.locked = append(ck.locked, cellTime{h.cell, l.StartTS})
-		c := claim{h.cell, l.Primary, l.StartTS, 0, nil}
 		if !l.IsPrimary() {
-			c.column = h
-			ck.claims = append(ck.claims, c)
-			continue
+			ck.claims = append(ck.claims, claim{h.cell, l.Primary, l.StartTS, 0})
 		}
-		if other != nil {
-			ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", len(h.locks), other.StartTS, l.StartTS)
-		}
-		other = l
+	}
+	if n := len(h.locks); n > 1 {
+		ck.report(RuleOneLock, h.cell, "%d locks, at %d and %d", n, h.locks[1].StartTS, h.locks[0].StartTS)
 	}
 }
 
@@ -503,11 +493,6 @@ func (ck *checker) primaries(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range ck.bulk {
-		if c.commitTS > p {
-			ck.interleaved(c)
-		}
-	}
 	for _, c := range missing {
 		if err := gone[c.primary.Table]; err != nil && (c.startTS > p || c.commitTS == 0 || errors.Is(err, format.ErrInvalid)) {
 			ck.report(RulePrimary, c.cell, "its primary %s: %v", c.primary, err)
@@ -531,7 +516,7 @@ func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (mi
 				ck.report(RulePrimary, c.cell, "names %s as its primary, which names %s", c.primary, l.Primary)
 			}
 		}
-		if c.commitTS == 0 && c.column == nil {
+		if c.commitTS == 0 {
 			continue
 		}
 		var at []tso.Timestamp
@@ -551,10 +536,6 @@ func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (mi
 			}
 		}
 		switch {
-		case c.commitTS == 0 && len(at) > 0:
-			c.commitTS = at[0]
-			ck.bulk = append(ck.bulk, c)
-		case c.commitTS == 0:
 		case len(at) == 0 && c.commitTS < t.Schema.Current().Adopted:
 			// The table has left since, and its records with it.
 		case len(at) == 0:
@@ -564,20 +545,6 @@ func (ck *checker) compare(t *store.Table, raw bigtable.Row, claims []claim) (mi
 		}
 	}
 	return missing
-}
-
-// interleaved checks a lock of a bulk prewrite whose transaction has committed. It stands for a record
-// unless the request arrived twice: then the record is there, too.
-func (ck *checker) interleaved(c claim) {
-	for _, r := range c.column.records {
-		switch {
-		case r.StartTS == c.startTS:
-			return
-		case r.Kind != format.KindRollback && r.StartTS < c.commitTS && c.startTS < r.CommitTS:
-			ck.report(RuleInterleaved, c.cell, "the lock at %d was committed at %d, and another version from %d to %d", c.startTS, c.commitTS, r.StartTS, r.CommitTS)
-		}
-	}
-	c.column.records = append(c.column.records, format.WriteRecord{Kind: format.KindPut, StartTS: c.startTS, CommitTS: c.commitTS})
 }
 
 // clock compares the newest timestamp of a page with the oracle's present time.

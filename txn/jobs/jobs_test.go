@@ -321,7 +321,6 @@ func TestRoundTrips(t *testing.T) {
 		env := newEnv(t, 20)
 		faults := txntest.NewFaults(t)
 		c := env.NewClient(txn.Config{SchemaMaxAge: time.Hour, TokenTTL: -1}, faults.DialOptions()...)
-		txntest.BulkFrom(c, 100) // the requests of rows one by one, however they are divided
 		job := newJob()
 		job.BatchRows, job.Range = 10, jobs.Range{Start: "000", End: "0001"} // plans and handles one row
 		job.Name = "warm"

@@ -83,7 +83,6 @@ type options struct {
 	lenient        bool
 	without        []string  // rules of Strict
 	maxRow         int       // of Strict; 0: Bigtable's
-	bulkFrom       int       // 0: the default
 	shortcut       *shortcut // nil without
 }
 
@@ -207,9 +206,6 @@ func (e *Env) NewClient(cfg txn.Config, opts ...grpc.DialOption) *txn.Client {
 	c, err := txn.NewClient(ctx, bt, cfg)
 	if err != nil {
 		e.t.Fatal(err)
-	}
-	if e.opts.bulkFrom > 0 {
-		BulkFrom(c, e.opts.bulkFrom)
 	}
 	e.t.Cleanup(func() {
 		// A client with faults may fail to close. Then it leaves locks, as a dead

@@ -19,7 +19,7 @@ var Sessions = []string{
 
 // Histories are the features that happen beside the sessions.
 var Histories = []string{
-	"expiry", "expiry changed", "bulk prewrite", "PassLocks", "adopted", "leave",
+	"expiry", "expiry changed", "PassLocks", "adopted", "leave",
 	"collection", "collection of changes", "slow collection", "index build", "job", "worker",
 	"lost answers", "doubled requests", "late requests", "deaths",
 }
@@ -166,7 +166,7 @@ func Draw(seed uint64) *History {
 }
 
 func (h *History) drawOperator(rnd *rand.Rand, target Set) {
-	acted := h.On & Of("expiry", "bulk prewrite", "PassLocks", "adopted", "job", "worker")
+	acted := h.On & Of("expiry", "PassLocks", "adopted", "job", "worker")
 	for p := range Phases {
 		if p > 0 {
 			things := []string{"time", "time", "repair"}

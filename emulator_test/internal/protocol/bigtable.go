@@ -54,12 +54,6 @@ func applyPart(m *machine, s *state, t, row, part int) (ok bool) {
 	return true
 }
 
-// applyBulk is the part of a bulk prewrite for a row: data and locks, without a condition.
-func applyBulk(m *machine, s *state, t, row int) (ok bool) {
-	lockCells(m, s, t, m.txns[t].rows[row])
-	return true
-}
-
 // lockCells mirrors txn.lockMutation.
 func lockCells(m *machine, s *state, t int, cells []int) {
 	for _, cell := range cells {

@@ -58,14 +58,6 @@ const (
 	ClaimAfterUnknown      // the client claims a commit with an unknown outcome
 	NumberBelowClaim       // a commit gets the client's number though its claim is at or above S
 
-	// Bulk prewrites.
-	BulkIgnoresLocks        // the verification does not look for other locks
-	BulkIgnoresWrites       // the verification does not look for records and markers
-	BulkReadsOnce           // after a wait for a lock, the owner does not read the row again
-	BulkCommitTSTooEarly    // the owner takes its commit_ts beside the bulk prewrite
-	BulkRollBackRemovesData // a rollback requires the lock, and does not look for records
-	ReadNewestLock          // reads take only the newest lock of a cell
-
 	// Reads for an update, beside the request for start_ts.
 	ForUpdateChecksStart      // the prewrite looks for records at or above S, and not above the read version
 	ForUpdateIgnoresSafePoint // the safe point is compared with S alone
@@ -75,7 +67,6 @@ const (
 	EverybodyWaits // also a younger transaction waits for an older one's lock
 	NobodyWaits    // also an older transaction gives up
 	NobodyResolves // the locks of transactions that have ended stay
-	BulkAgain      // a transaction that has lost a conflict locks its rows by bulk prewrite again
 
 	bugs
 )
@@ -125,18 +116,11 @@ func (b Bug) String() string {
 		"claim before secondaries",
 		"claim after unknown",
 		"number below claim",
-		"bulk ignores locks",
-		"bulk ignores writes",
-		"bulk reads once",
-		"bulk commit_ts too early",
-		"bulk roll back removes data",
-		"read newest lock",
 		"for update checks start",
 		"for update ignores safe point",
 		"for update ignores locks",
 		"everybody waits",
 		"nobody waits",
 		"nobody resolves",
-		"bulk again",
 	}[b]
 }

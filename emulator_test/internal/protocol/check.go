@@ -116,7 +116,7 @@ func unresolvable(m *machine, s *state) string {
 			if !late && n.cells[p].records[t] != 0 {
 				rollForward(m, &n, t, cell)
 			} else {
-				rollBack(m, &n, t, cell)
+				rollBack(&n, t, cell)
 			}
 		}
 	}

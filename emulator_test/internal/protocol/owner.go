@@ -114,9 +114,6 @@ func sendPrewrites(m *machine, n *state, t int) {
 	n.txns[t].phase = prewriting
 	for row := range m.txns[t].rows {
 		n.txns[t].rows[row] = rowState{status: waitFirst, sent: reqFirst}
-		if m.Bulk&bit(t) != 0 && row > 0 && n.txns[t].lost == 0 {
-			n.txns[t].rows[row] = rowState{status: waitBulk, sent: reqBulk}
-		}
 	}
 }
 
@@ -195,9 +192,6 @@ func rowRequests(o *steps, t, row int) {
 	takeRow("T%d's exact prewrite of its row %d, second part, arrives", reqPart1, func(n *state, first bool) {
 		answer(n, first, applyPart(m, n, t, row, 1), waitPart1, rowLocked, inspectPart1)
 	})
-	takeRow("T%d's bulk prewrite arrives at its row %d", reqBulk, func(n *state, first bool) {
-		answer(n, first, applyBulk(m, n, t, row), waitBulk, verify, waitBulk)
-	})
 	takeRow("T%d's abort arrives at its row %d", reqAbort, func(n *state, _ bool) {
 		removeCells(n, t, m.txns[t].rows[row]...)
 	})
@@ -258,14 +252,10 @@ func primaryRequests(o *steps, t int) {
 func prewrite(o *steps, t int) {
 	m, s := o.m, o.from
 	y := &s.txns[t]
-	all, acknowledged := true, true
+	all := true
 	for row := range m.txns[t].rows {
 		switch status := y.rows[row].status; status {
 		case rowLocked:
-			continue
-		case verify, verifyAgain:
-			verifyRow(o, t, row)
-			all = false
 			continue
 		case waitFirst, waitPart0, waitPart1:
 			if s.timeouts > 0 {
@@ -284,7 +274,6 @@ func prewrite(o *steps, t int) {
 			inspect(o, t, row, 1)
 		}
 		all = all && m.is(PrewriteNotAwaited) && row == len(m.txns[t].rows)-1 && row > 0
-		acknowledged = false
 	}
 	if s.timeouts > 0 {
 		o.add("T%d gives up and aborts", t, 0, func(n *state) {
@@ -301,7 +290,7 @@ func prewrite(o *steps, t int) {
 			n.txns[t].sent |= reqAhead
 		})
 	}
-	if y.commit == 0 && (m.is(CommitTSBeforeLocks) || m.Bulk&bit(t) != 0 && !all && (acknowledged || m.is(BulkCommitTSTooEarly))) {
+	if y.commit == 0 && m.is(CommitTSBeforeLocks) {
 		o.add("T%d takes its commit_ts", t, 0, func(n *state) {
 			n.clock++
 			n.txns[t].commit = n.clock
@@ -324,68 +313,6 @@ func prewrite(o *steps, t int) {
 			n.txns[t].sent |= reqCommit
 		})
 	}
-}
-
-// verifyRow adds what an owner does after it has read a row that a bulk prewrite locked, beside the
-// request for commit_ts. It does nothing as long as it waits for a lock; others resolve it.
-func verifyRow(o *steps, t, row int) {
-	m, s := o.m, o.from
-	conflict, others := false, false
-	for _, cell := range m.txns[t].rows[row] {
-		others = others || (s.cells[cell].locks&^bit(t) != 0 && !m.is(BulkIgnoresLocks))
-		conflict = conflict || since(m, s, cell, s.txns[t].start) && !m.is(BulkIgnoresWrites)
-	}
-	// Locks that arrive later do not matter: their owners find this one.
-	others = others && s.txns[t].rows[row].status == verify
-	if !conflict && others && waits(m, s, t, m.txns[t].rows[row]) {
-		return
-	}
-	if m.Retry == Never && s.txns[t].rows[row].knows&foundLocks != 0 {
-		awaitFound(o, t, row)
-		return
-	}
-	if conflict || others && m.Retry != Never {
-		o.add("T%d finds a conflict in its row %d and aborts", t, row, func(n *state) { abort(m, n, t) })
-		return
-	}
-	if others {
-		o.add("T%d finds other locks in its row %d", t, row, func(n *state) {
-			n.txns[t].rows[row].knows |= locksOf(m, n, t, row)
-		})
-		return
-	}
-	o.add("T%d verifies its row %d", t, row, func(n *state) { n.txns[t].rows[row].status = rowLocked })
-}
-
-// locksOf returns the other transactions that have a lock in the cells of a row.
-func locksOf(m *machine, s *state, t, row int) (found uint8) {
-	for _, cell := range m.txns[t].rows[row] {
-		found |= s.cells[cell].locks &^ bit(t)
-	}
-	return found
-}
-
-// awaitFound adds what an owner does that has found other locks (recovery.ResolveOthers): it gives up,
-// or waits until the locks are gone, and then reads the row again, for records. Others' steps resolve them. It gives up
-// if one is committed at or above its start_ts.
-func awaitFound(o *steps, t, row int) {
-	m, s := o.m, o.from
-	found := s.txns[t].rows[row].knows & foundLocks
-	o.add("T%d gives up because of the locks in its row %d, and aborts", t, row, func(n *state) { abort(m, n, t) })
-	if left := found & locksOf(m, s, t, row); left != 0 {
-		return
-	}
-	for i := range m.txns {
-		if found&bit(i) != 0 && s.cells[m.txns[i].primary].records[i] >= s.txns[t].start && !m.is(BulkReadsOnce) {
-			return
-		}
-	}
-	o.add("T%d finds that the locks in its row %d are gone", t, row, func(n *state) {
-		n.txns[t].rows[row].knows &^= foundLocks
-		if n.txns[t].rows[row].status = verifyAgain; m.is(BulkReadsOnce) {
-			n.txns[t].rows[row].status = rowLocked
-		}
-	})
 }
 
 // inspect adds what an owner does after it has read a row (txn.inspect). It does nothing as long
@@ -453,7 +380,7 @@ func abort(m *machine, n *state, t int) {
 		n.txns[t].phase = failing
 		for row := range m.txns[t].rows {
 			switch n.txns[t].rows[row].status {
-			case waitFirst, waitPart0, waitPart1, waitBulk:
+			case waitFirst, waitPart0, waitPart1:
 				return
 			}
 		}

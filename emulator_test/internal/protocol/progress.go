@@ -381,11 +381,7 @@ func beginAgain(o *steps, t int) {
 			c.markers &^= bit(t)
 			c.records[t] = 0
 		}
-		z := txnState{}
-		if y.phase != committed && !m.is(BulkAgain) {
-			z.lost = 1
-		}
-		n.txns[t] = z
+		n.txns[t] = txnState{}
 	})
 }
 
@@ -403,9 +399,6 @@ func private(m *machine, s *state) {
 			for row, cells := range m.txns[t].rows {
 				if m.Timeouts == 0 && m.private(t, cells) {
 					rowRequests(&o, t, row)
-					if s.txns[t].rows[row].status == verify {
-						verifyRow(&o, t, row)
-					}
 				}
 			}
 			beginAgain(&o, t)

@@ -20,8 +20,6 @@ var progress = []Scenario{
 	{Name: "crossed", Retry: Begins, Rows: twoRows, Txns: crossed, Timeouts: 1},
 	{Name: "three in two rows", Retry: Begins, Rows: twoRows, Txns: crowded},
 	{Name: "hot secondary", Retry: Begins, Rows: fourRows, Txns: hot},
-	{Name: "bulk crossed", Retry: Begins, Bulk: 3, Rows: twoRows, Txns: crossed, Timeouts: 1},
-	{Name: "bulk of a hot secondary", Retry: Begins, Bulk: 7, Rows: fourRows, Txns: hot},
 }
 
 // TestProgress shows that some client always commits.
@@ -46,7 +44,6 @@ func TestPlantedStops(t *testing.T) {
 		EverybodyWaits: "crossed",
 		NobodyWaits:    "three in two rows",
 		NobodyResolves: "crossed",
-		BulkAgain:      "bulk of a hot secondary",
 	} {
 		t.Run(bug.String(), func(t *testing.T) {
 			if bug == NobodyWaits {

@@ -30,9 +30,7 @@ var (
 	wideCrossed     = [][]Write{puts(0, 1, 2), puts(2, 1)}
 	threeRows       = []int{0, 1, 2}
 	updateAndDelete = [][]Write{puts(0), puts(0), {{0, Delete}}}
-	// oneSecondary are two transactions that share one secondary.
-	oneSecondary = [][]Write{puts(0, 1), puts(2, 1)}
-	deletes      = [][]Write{puts(0, 1), {{1, Delete}}}
+	deletes         = [][]Write{puts(0, 1), {{1, Delete}}}
 )
 
 // scenarios are explored completely by each run of the tests.
@@ -51,29 +49,6 @@ var scenarios = []Scenario{
 	{Name: "collect a delete", Rows: twoRows, Txns: deletes, Collect: true, Duplicates: 1},
 	{Name: "collect a version", Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Collect: true, Duplicates: 1},
 	{Name: "collect and read latest", Rows: twoRows, Txns: deletes, Collect: true, Readers: []Reader{{Cell: 1, Latest: true}}},
-}
-
-// bulk are scenarios of bulk prewrite.
-var bulk = []Scenario{
-	{Name: "bulk crossed", Bulk: 3, Rows: twoRows, Txns: crossed},
-	{Name: "bulk, one secondary", Bulk: 3, Rows: threeRows, Txns: oneSecondary},
-	{Name: "bulk beside conditional", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1}}, Timeouts: 1},
-	{Name: "bulk beside locks only", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), {{1, Lock}}}, Readers: []Reader{{Cell: 1}}, Timeouts: 1},
-	{Name: "bulk and latest", Bulk: 3, Rows: twoRows, Txns: crossed, Readers: []Reader{{Cell: 1, Latest: true}}},
-	{Name: "bulk with many duplicates", Bulk: 1, Rows: threeRows, Txns: [][]Write{puts(0, 1, 2)}, Readers: []Reader{{Cell: 1}}, Timeouts: 1, Duplicates: 2},
-}
-
-// bulkLonger take minutes.
-var bulkLonger = []Scenario{
-	{Name: "bulk and a collected delete", Bulk: 1, Rows: twoRows, Txns: deletes, Collect: true, Duplicates: 1},
-	{Name: "bulk and a collected version", Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Collect: true, Duplicates: 1},
-	{Name: "bulk crossed, with a reader", Bulk: 3, Rows: twoRows, Txns: crossed, Readers: []Reader{{Cell: 1}}},
-	{Name: "bulk, one secondary, with a reader", Bulk: 3, Rows: threeRows, Txns: oneSecondary, Readers: []Reader{{Cell: 1}}},
-	{Name: "bulk and pass", Bulk: 3, Pass: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(1)}, Readers: []Reader{{Cell: 1}}, Timeouts: 1},
-	{Name: "bulk, timeout and duplicate", Bulk: 3, Rows: threeRows, Txns: oneSecondary, Timeouts: 1, Duplicates: 1},
-	{Name: "bulk and a collection", Bulk: 3, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0, 1)}, Collect: true, Duplicates: 1},
-	{Name: "bulk, collected and read latest", Bulk: 1, Rows: twoRows, Txns: deletes, Collect: true, Readers: []Reader{{Cell: 1, Latest: true}}, Duplicates: 1},
-	{Name: "bulk of two cells in a row", Bulk: 3, Rows: []int{0, 1, 1}, Txns: [][]Write{puts(0, 1, 2), puts(2, 0)}, Duplicates: 1},
 }
 
 // forUpdate are scenarios of reads for an update.
@@ -116,12 +91,10 @@ var follow = []Scenario{
 	{Name: "follow a delete", Follow: true, Rows: twoRows, Txns: deletes, Duplicates: 1},
 	{Name: "follow a claim", Follow: true, Claimed: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}},
 	{Name: "follow slowly", Follow: true, SlowCollector: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}},
-	{Name: "follow bulk", Follow: true, Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
 }
 
 // followLonger take minutes.
 var followLonger = []Scenario{
-	{Name: "follow bulk slowly", Follow: true, SlowCollector: true, Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
 	{Name: "follow a delete slowly", Follow: true, SlowCollector: true, Rows: twoRows, Txns: deletes, Duplicates: 1},
 	{Name: "follow, with a timeout", Follow: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Timeouts: 1},
 	{Name: "follow both rows", Follow: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0, 1)}},
@@ -129,17 +102,11 @@ var followLonger = []Scenario{
 	{Name: "follow and collect", Follow: true, Collect: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}},
 	{Name: "follow and collect, with a duplicate", Follow: true, Collect: true, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
 	{Name: "follow and collect a delete", Follow: true, Collect: true, Rows: twoRows, Txns: deletes, Duplicates: 1},
-	{Name: "follow and collect bulk", Follow: true, Collect: true, Bulk: 1, Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Duplicates: 1},
-	{Name: "follow bulk, with a timeout", Follow: true, Bulk: 3, Rows: twoRows, Txns: crossed, Duplicates: 1, Timeouts: 1},
 	{Name: "follow, and read latest", Follow: true, Rows: twoRows, Txns: deletes, Readers: []Reader{{Cell: 1, Latest: true}}, Duplicates: 1},
 }
 
-// TestProtocol explores the protocol with prewrites of one row each.
+// TestProtocol explores the protocol.
 func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
-
-// TestBulkPrewrite explores the protocol with bulk prewrites, alone and beside those of one row
-// (docs/design/2026-11-21-bulk-prewrite.md).
-func TestBulkPrewrite(t *testing.T) { explore(t, bulk, bulkLonger) }
 
 // TestForUpdate explores reads for an update, beside the request for start_ts.
 func TestForUpdate(t *testing.T) { explore(t, forUpdate, forUpdateLonger) }
@@ -211,19 +178,13 @@ func TestPlantedBugs(t *testing.T) {
 		ClaimBeforeSecondaries:      "follow",
 		ClaimAfterUnknown:           "follow, with a timeout",
 		NumberBelowClaim:            "follow a claim",
-		BulkIgnoresLocks:            "bulk crossed",
-		BulkIgnoresWrites:           "bulk, one secondary",
-		BulkReadsOnce:               "bulk beside conditional",
-		BulkCommitTSTooEarly:        "bulk beside conditional",
-		BulkRollBackRemovesData:     "bulk and a collected delete",
-		ReadNewestLock:              "bulk beside conditional",
 		ForUpdateChecksStart:        "update twice",
 		ForUpdateIgnoresSafePoint:   "collect and update",
 		ForUpdateIgnoresLocks:       "collect and update",
 	}
 	slow := []Bug{SecondariesIgnoreSafePoint, ReadIgnoresSafePoint, ClaimAfterUnknown, LateLocksJudgedByOutcome, DeletesCollectedEarly}
 	byName := map[string]Scenario{}
-	for _, sc := range slices.Concat(scenarios, longer, follow, followLonger, bulk, bulkLonger, forUpdate, forUpdateLonger) {
+	for _, sc := range slices.Concat(scenarios, longer, follow, followLonger, forUpdate, forUpdateLonger) {
 		byName[sc.Name] = sc
 	}
 	for bug := NoBug + 1; bug < EverybodyWaits; bug++ {

@@ -55,11 +55,7 @@ func evaluate(m *machine, n *state, r int) {
 			upTo = n.clock
 		}
 		z.values[i] = n.shows(m, cell, upTo)
-		newest := newestLock(m, n, cell, upTo)
 		for t := range m.txns {
-			if m.is(ReadNewestLock) && n.txns[t].start != newest {
-				continue
-			}
 			if !n.lockOf(cell, t) || n.txns[t].start > upTo || z.ignored&bit(t) != 0 || m.txns[t].kinds[cell] == Lock || m.is(ReadIgnoresLocks) {
 				continue
 			}
@@ -70,16 +66,6 @@ func evaluate(m *machine, n *state, r int) {
 		}
 	}
 	finish(m, n, r)
-}
-
-// newestLock returns the start_ts of the newest lock of a cell up to a timestamp.
-func newestLock(m *machine, n *state, cell int, upTo uint8) (newest uint8) {
-	for t := range m.txns {
-		if start := n.txns[t].start; n.lockOf(cell, t) && start <= upTo {
-			newest = max(newest, start)
-		}
-	}
-	return newest
 }
 
 // finish ends a read that waits for no lock. The safe point is checked after the answer.

@@ -76,7 +76,7 @@ func resolve(o *steps, t int) {
 		if c := &s.cells[cell]; c.back&bit(t) != 0 {
 			o.add("the rollback of T%d at cell %d arrives", t, cell, func(n *state) {
 				n.cells[cell].back &^= bit(t)
-				rollBack(m, n, t, cell)
+				rollBack(n, t, cell)
 			})
 		}
 	}
@@ -96,7 +96,7 @@ func rollBackPrimary(m *machine, n *state, t int) {
 // makes a difference between a late one and a new one.
 func resolveCell(o *steps, t, cell int, forward bool) {
 	m, c := o.m, &o.from.cells[cell]
-	slow := m.Collect || m.Follow || m.Bulk != 0 && m.Retry == Never
+	slow := m.Collect || m.Follow
 	switch {
 	case forward && slow:
 		if c.forward&bit(t) == 0 {
@@ -109,7 +109,7 @@ func resolveCell(o *steps, t, cell int, forward bool) {
 			o.add("a resolver sends the rollback of T%d at cell %d", t, cell, func(n *state) { n.cells[cell].back |= bit(t) })
 		}
 	default:
-		o.add("T%d is rolled back at cell %d", t, cell, func(n *state) { rollBack(m, n, t, cell) })
+		o.add("T%d is rolled back at cell %d", t, cell, func(n *state) { rollBack(n, t, cell) })
 	}
 }
 
@@ -119,18 +119,9 @@ func rollForward(m *machine, n *state, t, cell int) {
 	}
 }
 
-// rollBack removes a lock and its data. Only the rollback of a primary requires its lock. The lock of a
-// secondary may be of a bulk prewrite, and so it may have arrived after its own commit. So if the cell has a record
-// of the transaction, only the lock goes (store.RollBackSecondary).
-func rollBack(m *machine, n *state, t, cell int) {
-	if cell == m.txns[t].primary || m.is(BulkRollBackRemovesData) {
-		if n.lockOf(cell, t) {
-			removeCells(n, t, cell)
-		}
-		return
-	}
-	n.cells[cell].locks &^= bit(t)
-	if n.cells[cell].records[t] == 0 {
-		n.cells[cell].data &^= bit(t)
+// rollBack removes a lock and its data.
+func rollBack(n *state, t, cell int) {
+	if n.lockOf(cell, t) {
+		removeCells(n, t, cell)
 	}
 }

@@ -47,9 +47,6 @@ type Scenario struct {
 	// Before is how many of the transactions are committed already.
 	Before int
 
-	// Bulk are the transactions that lock their secondaries by bulk prewrite, a bit for each
-	// (docs/design/2026-11-21-bulk-prewrite.md).
-	Bulk uint8
 	// ForUpdate are the transactions that first read the newest state of their primary, beside the
 	// request for start_ts, a bit for each (docs/design/2026-11-21-read-for-update.md).
 	ForUpdate uint8
@@ -91,7 +88,7 @@ type Retry uint8
 // How clients begin again.
 const (
 	Never  Retry = iota
-	Begins       // each attempt is a new transaction. After a conflict, rows are prewritten one by one
+	Begins       // each attempt is a new transaction
 )
 
 // machine is a Scenario prepared for exploration, with a planted bug.

@@ -50,7 +50,6 @@ type txnState struct {
 	known         uint8 // what some client remembers (recovery.OutcomeCache)
 	seen          uint8 // a resolver read a lock with this timestamp
 	undecided     uint8 // and then found nothing at the primary
-	lost          uint8 // 1: the attempt before lost a conflict
 	numbered      uint8 // 1: its record says that the client's claim covers it
 
 	// A transaction that reads the newest state of its primary for an update.
@@ -64,16 +63,13 @@ type txnState struct {
 type rowState struct {
 	status        uint8
 	sent, applied uint8
-	// knows has the locks that the verification has found, a bit for each transaction, and more.
-	knows uint8
+	knows         uint8
 }
 
 // What an owner knows of a row besides.
 const (
-	unanswered uint8 = 1 << (maxTxns + iota) // it gave up waiting for a prewrite
-	untouched                                // each prewrite was refused, so the abort leaves the row out
-
-	foundLocks = unanswered - 1
+	unanswered uint8 = 1 << iota // it gave up waiting for a prewrite
+	untouched                    // each prewrite was refused, so the abort leaves the row out
 )
 
 type readerState struct {
@@ -108,10 +104,7 @@ const (
 	inspectPart0
 	waitPart1
 	inspectPart1
-	waitBulk
-	verify
 	rowLocked
-	verifyAgain // the locks that the owner has found are gone
 )
 
 // Requests about a row.
@@ -121,9 +114,8 @@ const (
 	reqPart1
 	reqAbort
 	reqSecondary
-	reqBulk
 
-	prewrites = reqFirst | reqPart0 | reqPart1 | reqBulk
+	prewrites = reqFirst | reqPart0 | reqPart1
 )
 
 // Requests about the primary.

@@ -49,9 +49,7 @@ type KindPlan struct {
 	PerSecond  float64 `json:"per_second" unit:"1/s"`              // commits, or snapshots
 	Oracle     int     `json:"oracle_requests"`                    // requests to the oracle of a single transaction; concurrent transactions share them
 	Reads      int     `json:"reads"`                              // read requests
-	Prewrites  int     `json:"prewrites"`                          // prewrite requests: one for each row, or one for the rows of a table in bulk
-	BulkRows   int     `json:"bulk_rows"`                          // rows that are prewritten in bulk, and then verified
-	Verifies   int     `json:"verifies"`                           // read requests that verify them
+	Prewrites  int     `json:"prewrites"`                          // prewrite requests: one for each row
 	Commits    int     `json:"commits"`                            // commit requests to the primary's row
 	Secondary  int     `json:"secondaries"`                        // requests in the background, to commit the secondaries
 	Requests   int     `json:"requests"`                           // all requests
@@ -103,9 +101,9 @@ func New(w Workload, r Rates) (Plan, error) {
 		p.Transactions = append(p.Transactions, kp)
 		p.Timestamps += k.Rate * float64(kp.Oracle)
 		p.Network += k.Rate * kp.Bytes / mb
-		p.RowReads += k.Rate * (float64(k.Reads*k.ReadRows)*r.readAs(k.ReadBytes) + float64(k.Scans+kp.BulkRows))
+		p.RowReads += k.Rate * (float64(k.Reads*k.ReadRows)*r.readAs(k.ReadBytes) + float64(k.Scans))
 		scanned += k.Rate * float64(k.Scans) * k.scanned(r)
-		conditional := float64(k.Rows - kp.BulkRows + kp.Commits)
+		conditional := float64(k.Rows + kp.Commits)
 		p.Conditions += k.Rate * conditional
 		// The prewrites carry the values, with their locks; commits only records.
 		size := sized(float64(k.Cells) * (k.Bytes + r.Cell))

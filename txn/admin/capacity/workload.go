@@ -158,20 +158,6 @@ func (w Workload) kind(k Kind, r Rates) KindPlan {
 	trips := kp.Reads
 	if k.Rows > 0 {
 		kp.Oracle, kp.Prewrites, kp.Commits = 2, k.Rows, 1
-		for table := range k.Tables {
-			rows := k.Rows / k.Tables // beside the primary's
-			switch {
-			case table == 0:
-				rows--
-			case table <= k.Rows%k.Tables:
-				rows++
-			}
-			if rows >= bulkFrom {
-				kp.BulkRows += rows
-				kp.Verifies++
-				kp.Prewrites -= rows - 1
-			}
-		}
 		// Rows beside the primary's, one request a table. The primary's table has
 		// one only if another row of it is written.
 		kp.Secondary = k.Tables - 1
@@ -180,7 +166,7 @@ func (w Workload) kind(k Kind, r Rates) KindPlan {
 		}
 		trips += (kp.Prewrites+w.Parallelism-1)/w.Parallelism + 1
 	}
-	kp.Requests = kp.Oracle + kp.Reads + kp.Prewrites + kp.Verifies + kp.Commits + kp.Secondary
+	kp.Requests = kp.Oracle + kp.Reads + kp.Prewrites + kp.Commits + kp.Secondary
 	kp.RoundTrips = trips + kp.Oracle
 	kp.Bytes = w.bytes(k, kp)
 	stamp, busy := w.RTT, r.Busy*w.RTT
@@ -190,10 +176,6 @@ func (w Workload) kind(k Kind, r Rates) KindPlan {
 	scans := float64(k.Scans) * k.scanned(r) / (r.Scan * mb) * 1000
 	kp.Latency = float64(trips)*w.RTT + float64(kp.Oracle)*stamp + scans
 	kp.BusyMS = float64(trips)*w.RTT + float64(kp.Oracle)*busy + scans
-	if kp.Verifies > 0 { // beside the request for commit_ts
-		kp.Latency += max(0, w.RTT-stamp)
-		kp.BusyMS += max(0, w.RTT-busy)
-	}
 	if k.Rows > 0 && k.Hot > 0 {
 		// Each transaction has to take its start_ts after the last one's
 		// commit_ts, so they follow each other at best; and one that begins before
@@ -215,10 +197,6 @@ const (
 	commitBytes    = 200 // of the primary's row
 	secondaryBytes = 100 // of each other row
 )
-
-// bulkFrom is from how many rows of a table, beside the primary's, they are prewritten in bulk
-// (docs/design/2026-11-23-bulk-by-default.md).
-const bulkFrom = 3
 
 // removedCells is how many removed cells a written one leaves: its lock, and the mark that
 // removed the lock.

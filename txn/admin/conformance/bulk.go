@@ -13,7 +13,7 @@ var bulk = []Assumption{
 	{
 		ID: "bulk-applied", Group: "Bulk mutations", Class: Required,
 		Title:  "A mutation of many rows applies every entry that it acknowledges.",
-		Used:   "commits of secondaries (`txn/internal/store/background.go`), bulk prewrites (`txn/internal/bulk/bulk.go`)",
+		Used:   "commits of secondaries (`txn/internal/store/background.go`)",
 		Source: dataAPI + "#mutaterowsresponse",
 		Breaks: "A committed value can be lost without an error: a secondary stays locked after its commit counts as complete, and garbage collection may remove the record of its primary.",
 		Advice: otherService,

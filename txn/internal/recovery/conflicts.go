@@ -15,11 +15,7 @@ import (
 // LocksIn returns how many locks in raw are those of the transaction that started at startTS, and
 // adds the others to others.
 func LocksIn(row *store.RowWrites, raw bigtable.Row, startTS tso.Timestamp, others *[]*format.Lock) (own int, err error) {
-	locks := raw[format.LockFamily]
-	for i, item := range locks {
-		if i > 0 && locks[i-1].Timestamp == item.Timestamp && locks[i-1].Column == item.Column {
-			continue // store.Selection.WithAllLocks
-		}
+	for _, item := range raw[format.LockFamily] {
 		_, cell, err := format.MetadataCell(row.Table.Name, row.Row, item)
 		if err != nil {
 			return 0, err

@@ -32,7 +32,6 @@ func lockAt(qualifier string, ts tso.Timestamp) bigtable.ReadItem {
 }
 
 // TestLocksIn: a prewrite found locks. Its own show that it was applied, and it resolves the others.
-// A lock that is there twice, because two parts of a filter matched it, counts once.
 func TestLocksIn(t *testing.T) {
 	damaged := lockAt("q", 5)
 	damaged.Value = []byte{0xff}
@@ -48,8 +47,6 @@ func TestLocksIn(t *testing.T) {
 		{"none", nil, 0, "[]", nil},
 		{"own", []bigtable.ReadItem{lockAt("q", 7)}, 1, "[]", nil},
 		{"another", []bigtable.ReadItem{lockAt("q", 5)}, 0, "[q@5]", nil},
-		{"own twice", []bigtable.ReadItem{lockAt("q", 7), lockAt("q", 7)}, 1, "[]", nil},
-		{"another twice, then a third", []bigtable.ReadItem{lockAt("q", 5), lockAt("q", 5), lockAt("q", 4)}, 0, "[q@5 q@4]", nil},
 		{"two columns at one time", []bigtable.ReadItem{lockAt("p", 5), lockAt("q", 5)}, 0, "[p@5 q@5]", nil},
 		{"own of two columns", []bigtable.ReadItem{lockAt("p", 7), lockAt("q", 8), lockAt("q", 7)}, 2, "[q@8]", nil},
 		{"damaged", []bigtable.ReadItem{lockAt("p", 7), damaged}, 0, "[]", format.ErrCorrupt},

@@ -37,14 +37,10 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 	sel.First = 0 // several requests for one row would show several states
 	f := t.Newest(sel)
 	var before []ExactRead
-	for all := false; ; {
+	for {
 		raw, err := t.ReadRow(ctx, row, f)
 		if err != nil {
 			return nil, err
-		}
-		hidden := !all && MayHideLocks(raw)
-		if hidden {
-			f, all = sel.WithAllLocks(f, format.Never-1), true
 		}
 		newest, err := newestCommit(ctx, r, t, raw)
 		if err != nil {
@@ -68,14 +64,12 @@ func ReadLatest(ctx context.Context, r *Resolver, t *store.Table, row string, se
 			if err != nil {
 				return nil, err
 			}
-			if readAgain || hidden {
+			if readAgain {
 				continue
 			}
 			if e, err = Evaluate(ctx, t, raw, sel, now, ignored); err != nil {
 				return nil, err
 			}
-		} else if hidden {
-			continue
 		}
 		for _, l := range e.Stranded {
 			r.Background.Run(func(ctx context.Context) {

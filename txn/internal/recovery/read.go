@@ -96,11 +96,7 @@ func Evaluate(ctx context.Context, t *store.Table, raw bigtable.Row, sel store.S
 		return Evaluation{}, err
 	}
 	e.readTS = readTS
-	locks := raw[format.LockFamily]
-	for i, item := range locks {
-		if i > 0 && locks[i-1].Timestamp == item.Timestamp && locks[i-1].Column == item.Column {
-			continue // store.Selection.WithAllLocks
-		}
+	for _, item := range raw[format.LockFamily] {
 		c, cell, err := format.MetadataCell(t.Name, key, item)
 		if err != nil {
 			return Evaluation{}, err
@@ -348,7 +344,7 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 	if read == nil {
 		read = t.ReadRow
 	}
-	for all := false; ; read = t.ReadRow {
+	for ; ; read = t.ReadRow {
 		raw, err := read(ctx, row, f)
 		if err != nil {
 			return nil, nil, err
@@ -356,10 +352,6 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 		e, err := Evaluate(ctx, t, raw, sel, ts, ignored)
 		if err != nil {
 			return nil, nil, err
-		}
-		hidden := !all && MayHideLocks(raw)
-		if hidden {
-			f, all = sel.WithAllLocks(f, ts), true
 		}
 		if len(e.Locks) > 0 {
 			if ignored == nil {
@@ -369,14 +361,12 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 			if err != nil {
 				return nil, nil, err
 			}
-			if readAgain || hidden {
+			if readAgain {
 				continue
 			}
 			if e, err = Evaluate(ctx, t, raw, sel, ts, ignored); err != nil {
 				return nil, nil, err
 			}
-		} else if hidden {
-			continue
 		}
 		ResolveInBackground(r, e.Stranded, ts)
 		if err := e.Complete(ctx, r, t, row, sel, ts); err != nil {
@@ -385,11 +375,6 @@ func ReadResolved(ctx context.Context, r *Resolver, t *store.Table, row string, 
 		return e.Row, raw, nil
 	}
 }
-
-// MayHideLocks reports whether an answer with the newest lock of each column may leave out others,
-// which a reader has to resolve too (docs/design/2026-11-21-bulk-prewrite.md). Without a lock it
-// leaves out none.
-func MayHideLocks(raw bigtable.Row) bool { return len(raw[format.LockFamily]) > 0 }
 
 // ResolveInBackground resolves stranded locks in the background.
 func ResolveInBackground(r *Resolver, stranded []*format.Lock, ts tso.Timestamp) {

@@ -474,18 +474,14 @@ func (r *Resolver) ResolveCell(ctx context.Context, l *format.Lock, o Outcome) e
 	if err != nil {
 		return err
 	}
-	predicate, onMatch, onMiss := store.LockAt(l.Cell.Column(), l.StartTS), bigtable.NewMutation(), (*bigtable.Mutation)(nil)
-	switch {
-	case o.State == format.StateCommitted:
-		store.AddCommit(onMatch, l, o.CommitTS, 0)
-	case !l.IsPrimary():
-		predicate, onMatch, onMiss = store.RollBackSecondary(l.Cell.Column(), l.StartTS)
-	default:
-		store.RemoveLockAndData(onMatch, l.Cell.Column(), l.StartTS)
+	m := bigtable.NewMutation()
+	if o.State == format.StateCommitted {
+		store.AddCommit(m, l, o.CommitTS, 0)
+	} else {
+		store.RemoveLockAndData(m, l.Cell.Column(), l.StartTS)
 	}
 	for pause := r.Store.Config.Backoff.Start(); ; {
-		applied, err := t.CheckAndMutate(ctx, l.Cell.Row, predicate, onMatch, onMiss)
-		applied = applied || onMiss != nil
+		applied, err := t.CheckAndMutate(ctx, l.Cell.Row, store.LockAt(l.Cell.Column(), l.StartTS), m, nil)
 		switch {
 		case err == nil && applied:
 			r.noteResolved(l, o)

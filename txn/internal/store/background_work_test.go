@@ -8,14 +8,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"cloud.google.com/go/bigtable"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -426,46 +423,6 @@ func TestCrowded(t *testing.T) {
 		}
 		if <-time.After(1); c.Has(row) {
 			t.Error("crowded for too long")
-		}
-	})
-}
-
-// TestApplyParts: a request has at most so many bytes, and none follows once the caller has to stop.
-// Rows that fail have their own errors.
-func TestApplyParts(t *testing.T) {
-	background(t, Config{}, func(t *testing.T, l *lateTable, s *Store, table *Table) {
-		muts := mutations(10, "abcdef")
-		for i := range muts {
-			muts[i].NameBytes = maxBatchBytes/2 - 2*256 - 1
-		}
-		muts[3].NameBytes++ // c and d do not fit, and neither do d and e
-		muts[5].NameBytes = 2 * maxBatchBytes
-		var failed []RowMutation
-		var err error
-		var stop atomic.Bool
-		done := make(chan struct{})
-		go func() { defer close(done); failed, err = table.ApplyParts(t.Context(), time.Minute, muts, &stop) }()
-		synctest.Wait()
-		l.answer(nil, "")
-		l.answer(lost, "c")
-		l.answer(denied, "")
-		l.answer(nil, "")
-		l.answer(nil, "")
-		<-done
-		if got := l.requests(); got != "ab in 20s, c in 20s, d in 20s, e in 20s, f in 20s" {
-			t.Errorf("requests %q", got)
-		}
-		if len(failed) != 2 || failed[0].Row != "c" || status.Code(errors.Unwrap(failed[0].Err)) == codes.OK && !Transient(failed[0].Err) || failed[1].Row != "d" || !Permanent(failed[1].Err) || !Permanent(err) {
-			t.Errorf("failed %v, %v", failed, err)
-		}
-		done = make(chan struct{})
-		go func() { defer close(done); failed, err = table.ApplyParts(t.Context(), time.Minute, muts, &stop) }()
-		synctest.Wait()
-		stop.Store(true)
-		l.answer(nil, "")
-		<-done
-		if got := l.requests(); got != "ab in 20s" || len(failed) != 0 || err != nil {
-			t.Errorf("after it has to stop: %q, %v, %v", got, failed, err)
 		}
 	})
 }

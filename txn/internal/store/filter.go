@@ -169,28 +169,6 @@ func RecordsOf(c format.Column, startTS tso.Timestamp) bigtable.Filter {
 	return Chain(Interleave(f.write, f.mark), From(startTS), Interleave(values...))
 }
 
-// MaxOthers is how many locks of a column Others shows on each side of startTS.
-const MaxOthers = 64
-
-// Others matches what a transaction that has locked rows in bulk must not find in them: locks of
-// other transactions, and any record or mark above its startTS. At startTS there is none, because
-// the primary, which may have a rollback marker there, is in another row. The filter names no
-// columns: one request reads all rows.
-func Others(startTS tso.Timestamp) bigtable.Filter {
-	return Interleave(
-		Chain(WholeFamily(format.LockFamily), UpTo(startTS-1), newestOthers),
-		// The timestamps come first: the emulator compiles the expression for each cell.
-		Chain(From(startTS+1), protocolFamilies, newestOthers),
-	)
-}
-
-var newestOthers = bigtable.LatestNFilter(MaxOthers)
-
-// WrittenSince matches the newest record and mark of each column of a row that is at or above ts.
-func WrittenSince(ts tso.Timestamp) bigtable.Filter {
-	return Interleave(Chain(From(ts), recordFamilies, Latest))
-}
-
 // Conflicts matches what a prewrite at startTS must not find: any lock, and any write record,
 // lock-only commit or rollback marker at or above startTS (design §4).
 func Conflicts(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
@@ -247,9 +225,6 @@ func WrittenAfter(c format.Column, version tso.Timestamp) bigtable.Filter {
 
 // recordFamilies keeps Bigtable from reading the data of a large row.
 var recordFamilies = bigtable.FamilyFilter(format.WriteFamily + "|" + format.MarkFamily)
-
-// protocolFamilies keeps it from that, too.
-var protocolFamilies = bigtable.FamilyFilter(format.LockFamily + "|" + format.WriteFamily + "|" + format.MarkFamily)
 
 // NewestConflicts matches what explains why a prewrite at startTS failed: the newest cell of
 // each column in Conflicts, and a rollback marker of the transaction itself, which may have
@@ -376,26 +351,9 @@ func (s *Selection) Normalize() {
 //
 // The filter first selects timestamps, then the newest cell of each column. The emulator
 // copies the rest of the row for every branch of an Interleave; this way, old versions are
-// gone before. If a column has several locks (docs/design/2026-11-21-bulk-prewrite.md), the
-// newest one shows that there may be others, which WithAllLocks returns.
+// gone before.
 func (s Selection) VisibleAt(ts tso.Timestamp, dataFamilies []string) bigtable.Filter {
 	return Chain(DataUpTo(ts), Latest, s.visible(dataFamilies))
-}
-
-// WithAllLocks matches what f matches, and all locks of the selected columns at or below ts. So the
-// answer has some locks twice.
-func (s Selection) WithAllLocks(f bigtable.Filter, ts tso.Timestamp) bigtable.Filter {
-	var locks []bigtable.Filter
-	for _, r := range s.Ranges {
-		locks = append(locks, r.of(format.LockFamily))
-	}
-	for _, c := range s.Columns {
-		locks = append(locks, filters.of(c).lock)
-	}
-	if s.everything() || s.Cost() > FilterBudget/2 {
-		locks = []bigtable.Filter{WholeFamily(format.LockFamily)}
-	}
-	return Interleave(f, Chain(UpTo(ts), AnyOf(locks)))
 }
 
 // Newest is VisibleAt the end of time.

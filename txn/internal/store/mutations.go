@@ -29,16 +29,6 @@ func RemoveLockAndData(m *bigtable.Mutation, c format.Column, startTS tso.Timest
 	RemoveCell(m, c.Family, c.Qualifier, startTS)
 }
 
-// RollBackSecondary returns what rolls a secondary back: if the predicate matches, only the lock
-// goes, or else lock and data. The lock of a bulk prewrite may be a duplicate that arrived after its
-// own commit. Then the record needs the data.
-func RollBackSecondary(c format.Column, startTS tso.Timestamp) (predicate bigtable.Filter, onMatch, onMiss *bigtable.Mutation) {
-	onMatch, onMiss = bigtable.NewMutation(), bigtable.NewMutation()
-	RemoveCell(onMatch, format.LockFamily, c.Key(), startTS)
-	RemoveLockAndData(onMiss, c, startTS)
-	return RecordsOf(c, startTS), onMatch, onMiss
-}
-
 // RemoveCell adds the change that removes one cell at exactly ts.
 func RemoveCell(m *bigtable.Mutation, family, qualifier string, ts tso.Timestamp) {
 	m.DeleteTimestampRange(family, qualifier, ts.Cell(), (ts + 1).Cell())

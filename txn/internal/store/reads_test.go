@@ -95,9 +95,6 @@ func TestReadsOfManyRows(t *testing.T) {
 		"keys": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) (RowSet, error) {
 			return RowSet{}, table.ReadKeys(ctx, keys, fn)
 		},
-		"listed": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) (RowSet, error) {
-			return RowSet{}, table.ReadListed(ctx, keys, bigtable.PassAllFilter(), fn)
-		},
 		"rows": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) (RowSet, error) {
 			return RowSet{}, table.ReadRows(ctx, bigtable.InfiniteRange(""), fn)
 		},
@@ -142,13 +139,6 @@ func TestReadsOfManyRows(t *testing.T) {
 		{"keys", 0, []answer{{0, codes.PermissionDenied}}, "bdfx: , PermissionDenied"},
 		{"keys", 0, []answer{{2, codes.PermissionDenied}}, "bdfx: bd, PermissionDenied"},
 		{"keys", 0, []answer{{0, codes.DeadlineExceeded}}, "bdfx bdfx: bdf"},
-		{"listed", 0, nil, "bdfx: bdf"},
-		{"listed", 2, nil, "bdfx: bd"},
-		{"listed", 0, []answer{{0, codes.Unavailable}}, "bdfx bdfx: bdf"},
-		{"listed", 0, []answer{{2, codes.Unavailable}}, "bdfx fx: bdf"},
-		{"listed", 0, []answer{{0, codes.PermissionDenied}}, "bdfx: , PermissionDenied"},
-		{"listed", 0, []answer{{2, codes.PermissionDenied}}, "bdfx: bd, PermissionDenied"},
-		{"listed", 0, []answer{{0, codes.DeadlineExceeded}}, "bdfx bdfx: bdf"},
 		{"rows", 0, nil, "[,): abcdefgh"},
 		{"rows", 2, nil, "[,): ab"},
 		{"rows", 0, []answer{{0, codes.Unavailable}}, "[,) [,): abcdefgh"},

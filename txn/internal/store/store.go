@@ -80,7 +80,6 @@ type Store struct {
 	// How long conditional mutations take, and the least time after which one counts as stalled, in
 	// nanoseconds.
 	usual, minStall atomic.Int64
-	bulkFrom        atomic.Int64
 	refused         chan struct{} // holds one token while a table waits for the quota of the admin service
 	ended           atomic.Bool   // EndClose was called: nothing may continue
 	mu              sync.Mutex
@@ -113,7 +112,6 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 	}
 	s.Clock.init(s)
 	s.SetMinStall(minStall)
-	s.SetBulkFrom(minBulkRows)
 	s.Hints.registered = s.registered
 	return s, nil
 }
@@ -340,13 +338,3 @@ func (s *Store) safePointAge() time.Duration {
 	}
 	return 0
 }
-
-// minBulkRows is from how many rows of a table, beside the primary's, a bulk prewrite pays. Two requests lock
-// and verify them, instead of one for each row (docs/design/2026-11-23-bulk-by-default.md).
-const minBulkRows = 3
-
-// BulkFrom returns from how many rows of a table, beside the primary's, a commit locks them in bulk.
-func (s *Store) BulkFrom() int { return int(s.bulkFrom.Load()) }
-
-// SetBulkFrom replaces minBulkRows, for tests of transactions of few rows.
-func (s *Store) SetBulkFrom(rows int) { s.bulkFrom.Store(int64(rows)) }

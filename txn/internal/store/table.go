@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -172,36 +171,6 @@ func (t *Table) ReadKeys(ctx context.Context, set RowSet, fn func(bigtable.Row) 
 			return err
 		default:
 			set = set.AfterRequest(request, false)
-		}
-	}
-	return nil
-}
-
-// ReadListed reads all rows of a set of keys, in as few requests as Bigtable's limits allow. It does
-// not wait for other reads: its caller holds locks.
-func (t *Table) ReadListed(ctx context.Context, set RowSet, f bigtable.Filter, fn func(bigtable.Row) bool) error {
-	for a := t.attempts(); !set.Empty(); {
-		request, last, goOn := set.Request(false), "", true
-		rctx, cancel := t.Timeout(ctx)
-		began := time.Now()
-		err := WrapRPC(ctx, "read", t.Name, t.API.ReadRows(rctx, request, func(raw bigtable.Row) bool {
-			last = raw.Key()
-			goOn = fn(raw)
-			return goOn
-		}, bigtable.RowFilter(f)))
-		cancel()
-		t.store.Metrics.Operation(ctx, "ReadRows", t.Name, began, err)
-		switch {
-		case !goOn:
-			return nil
-		case err == nil:
-			set = set.AfterRequest(request, false)
-			continue
-		case last != "":
-			set = set.AfterKey(last, false)
-		}
-		if err = a.again(ctx, err); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -430,17 +399,13 @@ type RowMutation struct {
 // Apply sends the mutations in as few requests as Bigtable's limits allow. It returns the
 // mutations that may not have been applied, each with its error, and the last error.
 func (t *Table) Apply(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
-	return t.apply(ctx, t.store.Config.RPCTimeout, muts)
-}
-
-func (t *Table) apply(ctx context.Context, limit time.Duration, muts []RowMutation) (failed []RowMutation, err error) {
 	for len(muts) > 0 {
 		n, ops := 0, 0
 		for n < len(muts) && (n == 0 || ops+muts[n].Ops <= format.MaxMutations) {
 			ops += muts[n].Ops
 			n++
 		}
-		f, e := t.applyOnce(ctx, limit, muts[:n])
+		f, e := t.applyOnce(ctx, muts[:n])
 		failed = append(failed, f...)
 		if e != nil {
 			err = e
@@ -450,29 +415,10 @@ func (t *Table) apply(ctx context.Context, limit time.Duration, muts []RowMutati
 	return failed, err
 }
 
-// ApplyParts is Apply with at most maxBatchBytes in each request, unless it is a single row. Once
-// stop is set, it sends no further request. It waits for each no longer than limit.
-func (t *Table) ApplyParts(ctx context.Context, limit time.Duration, muts []RowMutation, stop *atomic.Bool) (failed []RowMutation, err error) {
-	for len(muts) > 0 && !stop.Load() {
-		n, bytes := 0, 0
-		for n < len(muts) && (n == 0 || bytes+muts[n].size() <= maxBatchBytes) {
-			bytes += muts[n].size()
-			n++
-		}
-		f, e := t.apply(ctx, limit, muts[:n])
-		failed = append(failed, f...)
-		if e != nil {
-			err = e
-		}
-		muts = muts[n:]
-	}
-	return failed, err
-}
-
-func (t *Table) applyOnce(ctx context.Context, limit time.Duration, muts []RowMutation) (failed []RowMutation, err error) {
+func (t *Table) applyOnce(ctx context.Context, muts []RowMutation) (failed []RowMutation, err error) {
 	// First the deadline, then the check. A collector's fence waits for the time of a
 	// request, counted from a moment when the client relied on the safe point.
-	rctx, cancel := context.WithTimeout(ctx, min(limit, t.store.Config.RPCTimeout, gctime.MaxApply()))
+	rctx, cancel := context.WithTimeout(ctx, min(t.store.Config.RPCTimeout, gctime.MaxApply()))
 	defer cancel()
 	muts, failed, err = t.store.SafePoint.splitTooOld(rctx, muts)
 	switch {

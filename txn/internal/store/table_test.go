@@ -85,9 +85,6 @@ func TestTableReads(t *testing.T) {
 		"keys": func(ctx context.Context, table *Table, fn func(string) bool) error {
 			return table.ReadKeys(ctx, keys, show(fn))
 		},
-		"listed": func(ctx context.Context, table *Table, fn func(string) bool) error {
-			return table.ReadListed(ctx, keys, Latest, show(fn))
-		},
 	}
 	for _, once := range []bool{false, true} {
 		readers[map[bool]string{false: "pages", true: "pages once"}[once]] = func(ctx context.Context, table *Table, fn func(string) bool) error {
@@ -112,10 +109,6 @@ func TestTableReads(t *testing.T) {
 		{"keys", []scriptedAnswer{{2, lost, 0}}, "", "abcd ok", all + ", " + afterB},
 		{"keys", []scriptedAnswer{{2, denied, 0}}, "", "ab PermissionDenied", all},
 		{"keys", nil, "b", "ab ok", all},
-		{"listed", nil, "", "abcd ok", all},
-		{"listed", []scriptedAnswer{{2, lost, 0}, {0, lost, 0}}, "", "abcd ok", all + ", " + afterB + ", " + afterB},
-		{"listed", []scriptedAnswer{{2, denied, 0}}, "", "ab PermissionDenied", all},
-		{"listed", nil, "b", "ab ok", all},
 		{"pages", nil, "", "ab;cd; ok", all + ", " + afterB},
 		{"pages", []scriptedAnswer{{1, lost, 0}}, "", "a;bc;d; ok", all + ", [b c d] in 20s, [d] in 20s"},
 		{"pages", []scriptedAnswer{{4, nil, timeout / 2}}, "", "ab;cd; ok", all + ", " + afterB},
@@ -153,9 +146,6 @@ func TestTableReads(t *testing.T) {
 	for name, read := range map[string]func(context.Context, *Table, func(bigtable.Row) bool) error{
 		"keys": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) error {
 			return table.ReadKeys(ctx, many, fn)
-		},
-		"listed": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) error {
-			return table.ReadListed(ctx, many, Latest, fn)
 		},
 		"pages": func(ctx context.Context, table *Table, fn func(bigtable.Row) bool) error {
 			err := table.pages(ctx, bigtable.RowList(many.Keys), false, func(*Table) bigtable.Filter { return Latest }, func(_ *Table, page []bigtable.Row) (bool, error) {

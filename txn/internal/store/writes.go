@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -122,12 +123,19 @@ func (r *RowWrites) Check() error {
 	return nil
 }
 
-// ValueBytes returns how many bytes the values of the row have.
-func (r *RowWrites) ValueBytes() (n int) {
-	for _, w := range r.Writes {
-		n += len(w.Value)
+// ByTable divides rows by their tables.
+func ByTable(rows []*RowWrites) (parts [][]*RowWrites) {
+	if !slices.ContainsFunc(rows, func(r *RowWrites) bool { return r.Table != rows[0].Table }) {
+		return [][]*RowWrites{rows}
 	}
-	return n
+	for _, row := range rows {
+		i := slices.IndexFunc(parts, func(p []*RowWrites) bool { return p[0].Table == row.Table })
+		if i < 0 {
+			i, parts = len(parts), append(parts, nil)
+		}
+		parts[i] = append(parts[i], row)
+	}
+	return parts
 }
 
 // NameBytes returns an upper bound of the bytes that names take in a mutation of the row: up

@@ -196,7 +196,7 @@ func planText(out io.Writer, p capacity.Plan) error {
 		if k.HotLimit > 0 {
 			conflicts = fmt.Sprintf("%.1f %%, limit %.0f/s a row", 100*k.Conflicts, k.HotLimit)
 		}
-		parts := fmt.Sprintf("%d oracle, %d read, %d prewrite, %d commit, %d secondaries", k.Oracle, k.Reads+k.Verifies, k.Prewrites, k.Commits, k.Secondary)
+		parts := fmt.Sprintf("%d oracle, %d read, %d prewrite, %d commit, %d secondaries", k.Oracle, k.Reads, k.Prewrites, k.Commits, k.Secondary)
 		if k.Prewrites == 0 {
 			parts = fmt.Sprintf("%d oracle, %d read", k.Oracle, k.Reads)
 		}

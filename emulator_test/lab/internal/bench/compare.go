@@ -108,8 +108,8 @@ read from one snapshot, those with _stale from snapshots that may be 100 ms old.
 
 A floor is the ratio of the raw requests that our operation needs at least, with the
 simplest filters and the same data: for reads the request that returns locks, records and
-values, without a timestamp. For writes of many rows it is the fewest requests that are
-known, those of a bulk prewrite.`,
+values, without a timestamp; for writes, the conditional mutations of two phases, and a bulk
+mutation of the secondaries.`,
 		Example: `  lab bench compare
   lab bench compare --served -o json`,
 		Args: cli.NoArgs,
@@ -266,7 +266,7 @@ func (o *compareOptions) writes(t rig.TableSpec) []pairing {
 		all = append(all, pairing{name: fmt.Sprintf("writes of %d rows", n), members: []member{
 			{fmt.Sprintf("ApplyBulk of %d rows", n), o.on(t, "raw-writes", n)},
 			{fmt.Sprintf("transaction that writes %d rows", n), o.on(t, "writes", n)},
-			{"two CheckAndMutateRow, two ApplyBulk and a ReadRows: the fewest requests known", o.on(t, "raw-bulk", n)},
+			{"a CheckAndMutateRow for each row and another one, and ApplyBulk", o.on(t, "raw-commit", n)},
 		}, comparisons: []comparison{{figure: name, ours: 1, floor: 2}}})
 	}
 	return append(all, o.changes(t, "change", "a row", 1), o.changes(t, "change2", "two rows", 2), o.pair(t, "for_update", 1,

@@ -105,8 +105,8 @@ func (o *cpuOptions) report(ctx context.Context) (rep cpuReport, err error) {
 		{"read of one row", "raw-row", "row-shared", 0, 0, 0},
 		{"read of 100 rows", "raw-rows", "rows", 100, 0, 0},
 		{"write of one cell", "raw-pair", "write", 0, 25, 50},
-		{"write of ten rows", "raw-bulk", "writes", 10, 0, 0},
-		{"write of 100 rows", "raw-bulk", "writes", 100, 0, 0},
+		{"write of ten rows", "raw-commit", "writes", 10, 0, 0},
+		{"write of 100 rows", "raw-commit", "writes", 100, 0, 0},
 	} {
 		rig.Progress(o.streams, "%s", c.name)
 		line, err := o.line(ctx, r, o.on(cells, c.raw, c.batch), o.on(cells, c.op, c.batch))

@@ -115,8 +115,8 @@ func (o *profileOptions) report(ctx context.Context) (rep profileReport, err err
 		{"read of 100 rows", "cells", "raw-rows", "rows", 100},
 		{"scan of 1000 rows", "cells", "raw-scan", "scan", 1000},
 		{"write of one cell", "written", "raw-write", "write", 0},
-		{"write of ten rows", "written", "raw-bulk", "writes", 10},
-		{"write of 100 rows", "written", "raw-bulk", "writes", 100},
+		{"write of ten rows", "written", "raw-commit", "writes", 10},
+		{"write of 100 rows", "written", "raw-commit", "writes", 100},
 	} {
 		for _, op := range []string{p.raw, p.op} {
 			rig.Progress(o.streams, "%s, %s", p.name, op)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"cloud.google.com/go/bigtable"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -22,7 +23,7 @@ var operations = map[string]operation{
 	"raw-condition": rawCondition,
 	"raw-writes":    rawWrites,
 	"raw-pair":      rawPair,
-	"raw-bulk":      rawBulk,
+	"raw-commit":    rawCommit,
 	"raw-change":    rawChange,
 	"raw-changes":   rawChanges,
 	"stored-get":    storedGet,
@@ -202,25 +203,26 @@ func rawPair(ctx context.Context, w *worker, t *Task, i int) error {
 	return nil
 }
 
-// rawBulk sends the fewest requests that are known for a transaction of Batch rows: two
-// conditional mutations of the first, and for the other rows two bulk mutations and a read
-// between them, which finds nothing.
-func rawBulk(ctx context.Context, w *worker, t *Task, i int) error {
-	first := t.turnRow(i * t.Batch)
-	if err := t.conditional(ctx, w, first); err != nil {
+// rawCommit sends the requests of a two-phase commit of Batch rows: a conditional mutation of each,
+// side by side, another one of the first, and a bulk mutation of the others.
+func rawCommit(ctx context.Context, w *worker, t *Task, i int) error {
+	rows := t.turnRows(i)
+	var g errgroup.Group
+	g.SetLimit(parallelism)
+	for _, row := range rows {
+		g.Go(func() error { return t.conditional(ctx, w, row) })
+	}
+	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := t.bulk(ctx, w, i); err != nil {
-		return err
-	}
-	if err := w.bt.Open(t.Table).ReadRows(ctx, t.turnRows(i)[1:], func(bigtable.Row) bool { return true }, bigtable.RowFilter(bigtable.ColumnRangeFilter(format.MarkFamily, "", ""))); err != nil {
-		return err
-	}
-	if err := t.conditional(ctx, w, first); err != nil {
+	if err := t.conditional(ctx, w, rows[0]); err != nil {
 		return err
 	}
 	return t.bulk(ctx, w, i)
 }
+
+// parallelism is the default of txn.Config.Parallelism.
+const parallelism = 64
 
 // rawChange reads Batch rows, or one, and writes each by a conditional mutation. The rows do
 // not change together.

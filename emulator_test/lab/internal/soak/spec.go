@@ -315,9 +315,6 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 	case err != nil:
 		return err
 	}
-	if rnd.IntN(2) == 0 {
-		txntest.BulkFrom(client, 1) // transactions write few rows
-	}
 	if load.Keep != nil {
 		load.Keep(client)
 	}
