@@ -387,7 +387,7 @@ func TestForUpdateBesideACollection(t *testing.T) {
 func TestForUpdateRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, c, _ := budgetEnv(t, txn.Config{TokenTTL: -1})
-		for _, opts := range [][]txn.TxnOption{{forUpdate("")}, {forUpdate("r"), txn.WriteOnly()}} {
+		for _, opts := range [][]txn.TxnOption{{forUpdate("")}} {
 			if _, err := c.Begin(t.Context(), opts...); !errors.Is(err, txn.ErrInvalid) {
 				t.Errorf("Begin: %v, want ErrInvalid", err)
 			}

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -637,4 +638,20 @@ func TestLockBesideItsCommit(t *testing.T) {
 		synctest.Wait()
 		wantNoLocks(t, env.Client)
 	})
+}
+
+// A stuckOracle does not answer its left-th request.
+type stuckOracle struct {
+	tso.Oracle
+	left  atomic.Int64
+	stuck chan struct{}
+}
+
+func (o *stuckOracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
+	if o.left.Add(-1) == 0 {
+		close(o.stuck)
+		<-ctx.Done()
+		return 0, ctx.Err()
+	}
+	return o.Oracle.Timestamp(ctx)
 }

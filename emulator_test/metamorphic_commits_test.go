@@ -19,7 +19,7 @@ import (
 )
 
 // fresh checks a new timestamp of a client: it is above every earlier one, except that
-// WriteOnly and MaxStaleness allow it to be below commits of other clients within the age.
+// MaxStaleness allows it to be below commits of other clients within the age.
 func (m *performance) fresh(client int, ts tso.Timestamp, age time.Duration, own tso.Timestamp) error {
 	if age == 0 && ts <= m.newest {
 		return fmt.Errorf("the timestamp %d is not above %d, which was returned before", ts, m.newest)
@@ -52,11 +52,7 @@ func (m *performance) begin(s planStep) error {
 	}
 	x := newPlayedTxn(s.txn, tx, s.client)
 	m.txns = append(m.txns, x)
-	age := time.Duration(0)
-	if s.txn.WriteOnly {
-		age = 100 * time.Millisecond
-	}
-	err = m.fresh(s.client, tx.StartTS(), age, 0)
+	err = m.fresh(s.client, tx.StartTS(), 0, 0)
 	m.note(s.client, tx.StartTS())
 	if err == nil && s.txn.ForUpdate {
 		s.kind, s.columns = "get for update", s.columns[:1]
@@ -243,7 +239,7 @@ func (m *performance) together(s planStep, commits []*playedTxn, readers []reade
 		})
 	}
 	for _, r := range readers {
-		if r.txn != nil && (slices.Contains(commits, r.txn) || r.txn.Serializable || r.txn.WriteOnly) {
+		if r.txn != nil && (slices.Contains(commits, r.txn) || r.txn.Serializable) {
 			continue
 		}
 		model := m.model(r, s.table).readRows(s.query) // commits of this step are later
@@ -276,19 +272,17 @@ func (m *performance) together(s planStep, commits []*playedTxn, readers []reade
 			var present bool
 			ts, err := c.Update(m.ctx, func(ctx context.Context, tx *txn.Txn) (err error) {
 				last = newPlayedTxn(s.txn, tx, i)
-				if !s.txn.WriteOnly {
-					if tx.StartTS() <= before {
-						add(func() {
-							found = append(found, fmt.Errorf("Update began at %d, %d had been returned before", tx.StartTS(), before))
-						})
-					}
-					get := tx.Table(cell.Table).Get
-					if s.txn.ForUpdate {
-						get = tx.Table(cell.Table).GetForUpdate
-					}
-					if read.value, present, err = get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
-						return err
-					}
+				if tx.StartTS() <= before {
+					add(func() {
+						found = append(found, fmt.Errorf("Update began at %d, %d had been returned before", tx.StartTS(), before))
+					})
+				}
+				get := tx.Table(cell.Table).Get
+				if s.txn.ForUpdate {
+					get = tx.Table(cell.Table).GetForUpdate
+				}
+				if read.value, present, err = get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
+					return err
 				}
 				v := []byte(fmt.Sprint(s.value, i))
 				last.own[s.table].put(cell.Row, cell.Column(), modelVersion{value: v})
@@ -297,7 +291,7 @@ func (m *performance) together(s planStep, commits []*playedTxn, readers []reade
 			}, s.txn.options(s)...)
 			add(func() { ends = append(ends, end{last, ts, err}) })
 			// What ForUpdate reads counts only if the transaction commits.
-			if !s.txn.WriteOnly && last != nil && (err == nil || !s.txn.ForUpdate) {
+			if last != nil && (err == nil || !s.txn.ForUpdate) {
 				add(func() {
 					text := fmt.Sprintf("%q %v", read.value, present)
 					shown = append(shown, seen{last.tx.StartTS(), []string{text}})

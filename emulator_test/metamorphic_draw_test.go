@@ -86,22 +86,17 @@ func drawConfig(t *rapid.T, slow bool) txn.Config {
 // The fields of these types have the names of the functions that make the options.
 
 type txnChoice struct {
-	Named                               string
-	Serializable, WriteOnly, NoPrefetch bool
-	OnAttempt, ForUpdate                bool
-	MaxAttempts                         int
-	SettleWithin                        time.Duration
+	Named                    string
+	Serializable, NoPrefetch bool
+	OnAttempt, ForUpdate     bool
+	MaxAttempts              int
+	SettleWithin             time.Duration
 }
 
 func drawTxn(t *rapid.T) txnChoice {
 	c := txnChoice{Named: pick(t, "name", "", "x"), MaxAttempts: pick(t, "MaxAttempts", 0, 3), NoPrefetch: pick(t, "NoPrefetch", false, false, true), SettleWithin: pick(t, "SettleWithin", 0, 0, 10*time.Second), OnAttempt: rapid.Bool().Draw(t, "OnAttempt")}
-	switch below(6).Draw(t, "kind of transaction") {
-	case 0, 1:
-		c.Serializable = true
-	case 2:
-		c.WriteOnly = true
-	}
-	c.ForUpdate = !c.WriteOnly && rapid.Bool().Draw(t, "ForUpdate")
+	c.Serializable = below(3).Draw(t, "kind of transaction") == 0
+	c.ForUpdate = rapid.Bool().Draw(t, "ForUpdate")
 	return c
 }
 
@@ -115,9 +110,6 @@ func (c txnChoice) options(s planStep) (opts []txn.TxnOption) {
 	}
 	if c.Serializable {
 		opts = append(opts, txn.Serializable())
-	}
-	if c.WriteOnly {
-		opts = append(opts, txn.WriteOnly())
 	}
 	if c.NoPrefetch {
 		opts = append(opts, txn.NoPrefetch())

@@ -23,8 +23,6 @@ import (
 func (m *performance) readable(r reader, point bool, err error) (bool, error) {
 	want, name := error(nil), ""
 	switch {
-	case r.txn != nil && r.txn.WriteOnly:
-		want, name = txn.ErrInvalid, "invalid"
 	case r.txn != nil && r.txn.Serializable && !point:
 		want, name = txn.ErrSerializableScan, "refused"
 	case r.ts < m.safe, r.stale && r.ts == m.safe && errors.Is(err, txn.ErrTooOld):

@@ -354,7 +354,6 @@ func (m *performance) count() {
 		s := c.Stats()
 		m.counts.add("cells from the cache", int(s.PrefetchUsed))
 		m.counts.add("timestamps reused", int(s.ReusedTimestamps))
-		m.counts.add("timestamps asked ahead", int(s.AheadTimestamps))
 		m.counts.add("reads in batches", int(s.BatchedReads))
 		m.counts.add("locks passed", int(s.Raises))
 		m.counts.add("locks found", int(s.LocksMet))
@@ -383,11 +382,6 @@ func (m *performance) step(s planStep) error {
 		}
 		return nil
 	case "update":
-		for range 2 { // WriteOnly asks ahead for transactions that follow each other
-			if err := m.together(s, nil, nil); err != nil {
-				return err
-			}
-		}
 		return m.together(s, nil, nil)
 	case "together":
 		var commits []*playedTxn

@@ -248,7 +248,7 @@ func TestMetamorphic(t *testing.T) {
 	}
 	for _, what := range []string{
 		"commits", "conflicts", "too old", "refused", "invalid", "bulk loads", "collections", "versions collected", "settled",
-		"late copies", "secondaries kept", "cells from the cache", "timestamps reused", "timestamps asked ahead", "locks passed", "reads in batches",
+		"late copies", "secondaries kept", "cells from the cache", "timestamps reused", "locks passed", "reads in batches",
 		"locks found", "collections held back", "reruns", "reads of the latest state", "stale snapshots behind them",
 		"later pages", "cells of several tables", "expiries set",
 	} {

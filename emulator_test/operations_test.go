@@ -150,7 +150,7 @@ func operations() []operation {
 			a.Set("bob", "f", "q", []byte("23"))
 			a.Set("joe", "f", "q", []byte("23"))
 			return nil
-		}, txn.WriteOnly())},
+		})},
 		{name: "write, owner died before the commit", left: txntest.StepCommit, call: update(func(_ context.Context, a *txn.Table) error {
 			a.Set("joe", "f", "q", []byte("24"))
 			return nil

@@ -126,7 +126,7 @@ func packageOperations() []operation {
 		{name: "write row away", call: update(func(ctx context.Context, tx *txn.Txn) error { return letters.In(tx).Delete(ctx, "bob") })},
 		{name: "write row without reading", call: update(func(_ context.Context, tx *txn.Txn) error {
 			return letters.In(tx).Put(letter{Row: "bob", Value: "1"})
-		}, txn.WriteOnly())},
+		})},
 		{name: "page", call: func(ctx context.Context, c *txn.Client) (any, error) {
 			p, query, err := pages(c)
 			if err != nil {

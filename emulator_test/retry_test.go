@@ -244,3 +244,58 @@ func newReads(t *testing.T) (*txntest.Env, *txn.Client, *txn.Snapshot, *txntest.
 	faults.Reset()
 	return env, a, s, faults
 }
+
+// Each run of Update's function begins at a timestamp that the client requested after the
+// pause before it. So the run shows what any client committed before its function was called:
+// while the client removed the locks of the run before, and during the pause. And it shows
+// what its own client has shown already. Before the fix the client requested the timestamp
+// of the next run together with the removal.
+func TestRetryBeginsAfterItsPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env, c, faults := budgetEnv(t, txn.Config{TokenTTL: -1, Backoff: txn.Backoff{Min: time.Second, Max: time.Second}})
+		other := env.NewClient(txn.Config{TokenTTL: -1})
+		putValue(t, env.Client, "r", "0")
+		abort := faults.OnStep(txntest.StepAbort, txntest.Hold)
+		var asked int64
+		var runs []string
+		done := inBackground(func() error {
+			_, err := c.Update(t.Context(), func(ctx context.Context, tx *txn.Txn) error {
+				a, seen := tx.Table("a"), ""
+				for _, row := range []string{"r", "removal", "pause"} {
+					b, _, err := a.Get(ctx, row, "f", "q")
+					if err != nil {
+						return err
+					}
+					seen += string(b)
+				}
+				if runs = append(runs, seen); len(runs) == 1 {
+					putValue(t, env.Client, "r", "1") // the conflict
+					asked = c.Stats().Timestamps
+				}
+				a.Set("own", "f", "q", nil) // there is a lock to remove
+				a.Set("r", "f", "q", []byte("2"))
+				return nil
+			})
+			return err
+		})
+		<-abort.Fired()
+		synctest.Wait()
+		putValue(t, other, "removal", "+")
+		shown := valueAt(t, takeSnapshot(t, c), "removal")
+		abort.Release()
+		synctest.Wait() // until the pause
+		putValue(t, other, "pause", "+")
+		if o := <-done; o.err != nil {
+			t.Fatal(o.err)
+		}
+		if len(runs) != 2 || runs[1] != "1++" {
+			t.Errorf("the runs saw %q; the second one has to see what was committed before its call", runs)
+		}
+		if shown != "+" {
+			t.Errorf("a snapshot between the runs shows %q", shown)
+		}
+		if n := c.Stats().Timestamps - asked; n != 3 {
+			t.Errorf("%d timestamps, want one for the snapshot and two for the second run", n)
+		}
+	})
+}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/internal/ahead"
 	"github.com/percolator-bigtable/percolator/txn/internal/changed"
 	"github.com/percolator-bigtable/percolator/txn/internal/latch"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
@@ -31,7 +30,6 @@ type Client struct {
 	recent    *latch.Recent
 	crowded   *store.Crowded
 	reads     readSharing
-	starts    ahead.Starts
 	changed   *changed.Rows
 	metrics   telemetry.Transactions
 	admission store.Admission

@@ -91,9 +91,6 @@ func (c *commit) run(ctx context.Context) (_ tso.Timestamp, err error) {
 	if err != nil {
 		return 0, c.giveUp(ctx, err)
 	}
-	if c.txn.opts.writeOnly {
-		c.client.starts.Ask(c.client.resolver.Background, &c.client.resolver.Clock)
-	}
 	if err := c.mayCommit(ctx, commitTS); err != nil {
 		c.abort(ctx)
 		return 0, err

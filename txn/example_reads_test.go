@@ -16,12 +16,11 @@ func ExampleMaxStaleness() {
 	client, stop := clientWithTable(ctx, "accounts", "bal")
 	defer stop()
 
-	// A transaction that reads nothing need not wait for a start timestamp.
 	_, err := client.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
 		tx.Table("accounts").Set("bob", "bal", "usd", []byte("10"))
 		tx.Table("accounts").Set("bob", "bal", "eur", []byte("3"))
 		return nil
-	}, txn.WriteOnly())
+	})
 	if err != nil {
 		log.Fatal(err)
 	}

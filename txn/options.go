@@ -39,7 +39,6 @@ type txnOptions struct {
 	maxAttempts  int
 	traceLater   func(context.Context) context.Context
 	noPrefetch   bool
-	writeOnly    bool
 	forUpdate    *Cell
 	settleWithin time.Duration
 	onAttempt    func(context.Context, Attempt)
@@ -53,12 +52,8 @@ func (o *txnOptions) check() error {
 		return format.Invalidf("MaxAttempts(%d); it has to be positive, or 0 for no bound", o.maxAttempts)
 	case o.settleWithin < 0:
 		return format.Invalidf("SettleWithin(%v); it has to be positive, or 0 to leave outcomes unknown", o.settleWithin)
-	case o.writeOnly && o.forUpdate != nil:
-		return format.Invalidf("a transaction that is WriteOnly and ForUpdate(%v); ForUpdate reads the cell", *o.forUpdate)
 	case o.forUpdate != nil && format.CheckCell(*o.forUpdate) != nil:
 		return fmt.Errorf("txn: ForUpdate: %w", format.CheckCell(*o.forUpdate))
-	case o.writeOnly && o.serializable:
-		return format.Invalidf("a transaction that is WriteOnly and Serializable; Serializable protects reads, and this one has none")
 	}
 	return nil
 }
@@ -210,15 +205,6 @@ func newReadOptions(opts []ReadOption) (readOptions, error) {
 	o.sel.Normalize()
 	return o, nil
 }
-
-// WriteOnly declares that the transaction reads nothing: Get, ReadRow, ReadRows, DeleteRow
-// and GetForUpdate fail with ErrInvalid. While one such transaction commits, the client
-// asks for the start timestamp of the next one. If they follow each other, each waits for
-// three round trips instead of four.
-//
-// The transaction may conflict with a transaction that another client committed up to
-// 100 ms before it began, but never with one of this client.
-func WriteOnly() TxnOption { return txnOption(func(o *txnOptions) { o.writeOnly = true }) }
 
 // SettleWithin lets [Txn.Commit] and [Client.Update] find out an unknown outcome themselves,
 // for at most d. They do so even after their context has ended, so a call may take up to d

@@ -178,23 +178,6 @@ func BenchmarkStaleness(b *testing.B) {
 	compare(b, 1, &side{name: "fresh", do: do()}, &side{name: "stale", do: do(txn.MaxStaleness(time.Hour))})
 }
 
-// BenchmarkWriteOnly measures a transaction that writes a cell. WriteOnly saves round trips
-// (emulator_test counts them), not requests.
-func BenchmarkWriteOnly(b *testing.B) {
-	do := func(side string, opts ...txn.TxnOption) func(context.Context, *txn.Client) error {
-		n := 0
-		return func(ctx context.Context, c *txn.Client) error {
-			n++
-			_, err := c.Update(ctx, func(_ context.Context, tx *txn.Txn) error {
-				tx.Table("out").Set(fmt.Sprint(side, n), "f", "q", []byte("value"))
-				return nil
-			}, opts...)
-			return err
-		}
-	}
-	compare(b, 1, &side{name: "any", do: do("any")}, &side{name: "write-only", do: do("write only", txn.WriteOnly())})
-}
-
 // perTurn is how many times compare calls one side before the next.
 const perTurn = 20
 

@@ -82,9 +82,6 @@ type ReadStats struct {
 	// ReusedTimestamps counts snapshots that did not ask the oracle
 	// ([MaxStaleness]).
 	ReusedTimestamps int64 `json:"reused_timestamps"`
-	// AheadTimestamps counts transactions for which the client had asked for a start
-	// timestamp before they began ([WriteOnly]).
-	AheadTimestamps int64 `json:"ahead_timestamps"`
 	// LatestReads counts reads of the latest state ([Client.Latest]).
 	LatestReads int64 `json:"latest_reads"`
 }
@@ -96,7 +93,6 @@ func readStats(c *store.ReadCounters) ReadStats {
 		ReadBatches:      c.Batches.Load(),
 		BatchedReads:     c.Batched.Load(),
 		ReusedTimestamps: c.Reused.Load(),
-		AheadTimestamps:  c.Asked.Load(),
 		LatestReads:      c.Latest.Load(),
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
-	"github.com/percolator-bigtable/percolator/txn/internal/ahead"
 	"github.com/percolator-bigtable/percolator/txn/internal/buffer"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
@@ -116,11 +115,8 @@ func (t *Txn) markEnded(commit bool) error {
 	return nil
 }
 
-// checkReadable fails if the transaction has ended or is declared WriteOnly.
+// checkReadable fails if the transaction has ended.
 func (t *Txn) checkReadable() error {
-	if t.opts.writeOnly {
-		return format.Invalidf("a read in a transaction that is declared WriteOnly; leave the option out")
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended {
@@ -340,15 +336,16 @@ func (t *Txn) withTrace(ctx context.Context) context.Context {
 }
 
 // takeStartAndRead takes the start timestamp and reads the cell of ForUpdate beside it.
-func (t *Txn) takeStartAndRead(ctx context.Context) error {
+func (t *Txn) takeStartAndRead(ctx context.Context) (err error) {
 	if t.opts.forUpdate == nil {
-		return t.takeStart(ctx)
+		t.startTS, err = t.client.Timestamp(ctx)
+		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	read := make(chan *firstRead, 1)
 	go func() { read <- readFirst(ctx, t.client.resolver, *t.opts.forUpdate) }()
-	if err := t.takeStart(ctx); err != nil {
+	if t.startTS, err = t.client.Timestamp(ctx); err != nil {
 		cancel()
 		<-read
 		return err
@@ -367,33 +364,6 @@ func (t *Txn) takeFirst(cell Cell) (value []byte, present, known bool) {
 		value, present, known = t.first.take(cell, &t.buffer)
 	}
 	return value, present, known
-}
-
-// takeStart gives the transaction its start timestamp: one that was asked for ahead, if it is
-// usable, or else a new one.
-func (t *Txn) takeStart(ctx context.Context) (err error) {
-	c := t.client
-	var n *ahead.Start
-	// A retry needs a timestamp from after its conflict.
-	if t.opts.writeOnly && t.attempt.number == 1 {
-		n = c.starts.Take()
-	}
-	if n != nil {
-		answered := n.Await(ctx)
-		if ctx.Err() != nil {
-			return store.Ended(ctx, "txn: waiting for a timestamp", nil)
-		}
-		if answered && n.Usable(&c.resolver.Clock) {
-			// The ttl of the locks counts from the question to the oracle.
-			t.startTS, t.startAge = n.TS, t.began.Sub(n.Asked)
-			c.resolver.Clock.NoteStart(n.TS, n.Asked) // so that the client's timestamps do not go back
-			c.resolver.Counters.Asked.Add(1)
-			c.reads.metrics.TimestampReused(ctx, "write only")
-			return nil
-		}
-	}
-	t.startTS, err = c.Timestamp(ctx)
-	return err
 }
 
 // beginTrace begins the transaction's span, or delays it (changes.TraceLater).

@@ -92,7 +92,7 @@ func TestUpdateStops(t *testing.T) {
 		})
 	}
 	t.Run("contradicting options", func(t *testing.T) {
-		for _, opts := range [][]txn.TxnOption{{txn.MaxAttempts(-1)}, {txn.WriteOnly(), txn.Serializable()}} {
+		for _, opts := range [][]txn.TxnOption{{txn.MaxAttempts(-1)}, {txn.SettleWithin(-1)}} {
 			_, err := env.Client.Update(ctx, func(context.Context, *txn.Txn) error { t.Error("the function ran"); return nil }, opts...)
 			wantError(t, err, txn.ErrInvalid)
 			_, err = env.Client.Begin(ctx, opts...)

@@ -240,23 +240,11 @@ func TestCommitWithFaults(t *testing.T) {
 	cell := Cell{Table: "a", Row: "p", Family: "f", Qualifier: "q"}
 	tokens := Config{TokenTTL: time.Hour}
 	compare(t, "commit.txt", map[string]program{
-		"two rows": {cfg: tokens, do: writing("p:q s:q")},
-		"in line":  {cfg: Config{SyncSecondaries: true, TokenTTL: time.Hour}, do: writing("p:q s:q t:q")},
-		"passable": {cfg: Config{PassLocks: true}, do: writing("p:q p:r")},
-		"settled":  {cfg: tokens, do: writing("p:q s:q", SettleWithin(time.Minute))},
-		"observed": {do: writing("p:o s:q")},
-		"write only": {beside: true, do: func(ctx context.Context, w *world) (string, error) {
-			var all []string
-			for range 3 {
-				ts, err := writing("p:q", WriteOnly())(ctx, w)
-				if all = append(all, ts); err != nil {
-					return fmt.Sprint(all), err
-				}
-				w.After(time.Millisecond) // for the question that is asked ahead
-			}
-			ts, err := writing("p:q")(ctx, w)
-			return fmt.Sprint(all, ts), err
-		}},
+		"two rows":        {cfg: tokens, do: writing("p:q s:q")},
+		"in line":         {cfg: Config{SyncSecondaries: true, TokenTTL: time.Hour}, do: writing("p:q s:q t:q")},
+		"passable":        {cfg: Config{PassLocks: true}, do: writing("p:q p:r")},
+		"settled":         {cfg: tokens, do: writing("p:q s:q", SettleWithin(time.Minute))},
+		"observed":        {do: writing("p:o s:q")},
 		"notified":        {do: committing(func(ctx context.Context, tx *Txn) error { setCells(tx, "p:q"); return notify(ctx, tx) })},
 		"only notified":   {do: committing(notify)},
 		"bound":           {once: true, do: committing(func(_ context.Context, tx *Txn) error { setCells(tx, "p:q"); tx.CommitBefore(base + 200); return nil })},

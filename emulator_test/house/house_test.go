@@ -35,7 +35,6 @@ var mayImport = []struct {
 	{"txn/internal/settled", []string{"tso", "txn/format"}},
 	{"txn/internal/store", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/gctime", "txn/internal/settled", "txn/internal/telemetry"}},
 	{"txn/internal/buffer", []string{"txn/format", "txn/internal/store"}},
-	{"txn/internal/ahead", []string{"tso", "txn/format", "txn/internal/store"}},
 	{"txn/internal/latch", []string{"tso", "txn/format", "txn/internal/store"}},
 	{"txn/internal/journal", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/store"}},
 	{"txn/internal/changed", []string{"tso", "txn/format", "txn/internal/recordpb", "txn/internal/store"}},

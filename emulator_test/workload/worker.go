@@ -93,7 +93,7 @@ type Worker struct {
 	// Pause, if set, is called before each transaction and before its commit.
 	Pause func()
 	// Vary draws how transactions are made: those that only read may be snapshots, which
-	// may be stale, and read several cells at once; those that read nothing may be WriteOnly.
+	// may be stale, and read several cells at once.
 	Vary bool
 	// Space is a prefix of every row key, so that workers of two spaces never use the
 	// same rows. Long runs change the space, because the emulator copies whole rows
@@ -215,11 +215,7 @@ func (w *Worker) latest(ctx context.Context, registers ...register) error {
 
 // write runs and records a transaction that reads nothing.
 func (w *Worker) write(ctx context.Context, body func(*txn.Txn) []history.Op) error {
-	run := func(_ context.Context, tx *txn.Txn) ([]history.Op, error) { return body(tx), nil }
-	if !w.Vary || w.Rand.IntN(2) == 0 {
-		return w.attempt(ctx, run)
-	}
-	return w.attemptAs(ctx, w.beginEarlier(100*time.Millisecond), append([]txn.TxnOption{txn.WriteOnly()}, w.Options...), run, asRead)
+	return w.attempt(ctx, func(_ context.Context, tx *txn.Txn) ([]history.Op, error) { return body(tx), nil })
 }
 
 // getAll reads registers, at the same time if the worker varies.

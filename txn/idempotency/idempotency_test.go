@@ -303,9 +303,6 @@ func TestBadArguments(t *testing.T) {
 	}); !errors.Is(err, txn.ErrLimit) {
 		t.Errorf("long result: %v", err)
 	}
-	if _, err := keys.Update(t.Context(), idempotency.Key{ID: "a"}, increment, txn.WriteOnly()); !errors.Is(err, txn.ErrInvalid) {
-		t.Errorf("WriteOnly: %v", err)
-	}
 	if _, err := keys.Sweep(t.Context(), 0); !errors.Is(err, txn.ErrInvalid) {
 		t.Errorf("Sweep of everything: %v", err)
 	}

@@ -361,11 +361,11 @@ func TestTwoWriters(t *testing.T) {
 	}
 }
 
-// TestPutWriteOnly: Put reads nothing, and leaves no cell of a field that is nil.
-func TestPutWriteOnly(t *testing.T) {
+// TestPut: Put reads nothing, and leaves no cell of a field that is nil.
+func TestPut(t *testing.T) {
 	env := newEnv(t)
 	update(t, env.Client, func(ctx context.Context, rows *row.Rows[everything]) error { return rows.Set(ctx, full("a")) })
-	update(t, env.Client, func(_ context.Context, rows *row.Rows[everything]) error { return rows.Put(everything{Key: "a"}) }, txn.WriteOnly())
+	update(t, env.Client, func(_ context.Context, rows *row.Rows[everything]) error { return rows.Put(everything{Key: "a"}) })
 	want := full("a")
 	equal(t, get(t, env.Client, "a"), everything{Key: "a", Roles: want.Roles, Counts: want.Counts, Parts: want.Parts})
 	update(t, env.Client, func(ctx context.Context, rows *row.Rows[everything]) error {

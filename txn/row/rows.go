@@ -94,8 +94,7 @@ func (r *Rows[T]) Insert(ctx context.Context, value T) error {
 	return nil
 }
 
-// Put writes every cell of value without reading the row, so it works in a transaction that
-// is txn.WriteOnly. It deletes the cell of each field that is nil. It leaves members of maps
+// Put writes every cell of value without reading the row. It deletes the cell of each field that is nil. It leaves members of maps
 // that value does not have.
 func (r *Rows[T]) Put(value T) error {
 	l := r.table.layout

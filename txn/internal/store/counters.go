@@ -16,5 +16,5 @@ type Counters struct {
 type ReadCounters struct {
 	Prefetched, PrefetchUsed atomic.Int64
 	Batches, Batched         atomic.Int64
-	Reused, Asked, Latest    atomic.Int64
+	Reused, Latest           atomic.Int64
 }

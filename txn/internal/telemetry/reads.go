@@ -30,7 +30,7 @@ func NewReads(provider metric.MeterProvider) (Reads, error) {
 	m := Reads{
 		cells:  in.Counter("percolator.prefetch.cells", "{cell}", "Cells that were prefetched (outcome read), and prefetched cells that a Get asked for later (outcome used)."),
 		batch:  in.Sizes("percolator.read.batch.size", "{read}", "Point reads that shared one request."),
-		oracle: in.Counter("percolator.oracle.saved", "{timestamp}", "Snapshots and transactions that did not wait for a timestamp."),
+		oracle: in.Counter("percolator.oracle.saved", "{timestamp}", "Snapshots that did not wait for a timestamp."),
 	}
 	return m, in.Err()
 }

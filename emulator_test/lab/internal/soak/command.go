@@ -64,8 +64,7 @@ that are wrong by up to an hour, and jump), net (connections that are reset, hal
 or slow).
 
 Workers also vary how they read and write: transactions that only read may be snapshots,
-which may be stale, and read many cells at once; those that read nothing may be
-WriteOnly. Observers fail now and then; clients replay their dead letters. In every
+which may be stale, and read many cells at once. Observers fail now and then; clients replay their dead letters. In every
 fourth history (--gc) clients collect garbage, with all times of garbage collection
 divided by 15, and requests may be up to 15 s late.
 

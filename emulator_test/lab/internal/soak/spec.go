@@ -368,7 +368,7 @@ func (sp spec) client(ctx context.Context, send func(message)) error {
 		s := client.Stats()
 		m.Used = map[string]int{
 			usedBatches: int(s.BatchedReads - before.BatchedReads), usedStale: int(s.ReusedTimestamps - before.ReusedTimestamps),
-			usedAhead: int(s.AheadTimestamps - before.AheadTimestamps), usedPasses: int(s.Raises - before.Raises),
+			usedPasses: int(s.Raises - before.Raises),
 			usedLatest: int(s.LatestReads - before.LatestReads),
 		}
 		before = s

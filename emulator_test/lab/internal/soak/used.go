@@ -18,7 +18,6 @@ import (
 const (
 	usedBatches  = "reads in batches"
 	usedStale    = "stale snapshots"
-	usedAhead    = "timestamps asked ahead (WriteOnly)"
 	usedLatest   = "reads of the latest state"
 	usedPasses   = "locks passed"
 	usedReplays  = "dead letters replayed"
@@ -27,7 +26,7 @@ const (
 	usedMarks    = "marks collected"
 )
 
-var features = []string{usedBatches, usedStale, usedAhead, usedLatest, usedPasses, usedReplays, usedGC, usedVersions, usedMarks, workload.IndexesCreated, workload.IndexesVerified, workload.IndexesDropped}
+var features = []string{usedBatches, usedStale, usedLatest, usedPasses, usedReplays, usedGC, usedVersions, usedMarks, workload.IndexesCreated, workload.IndexesVerified, workload.IndexesDropped}
 
 // missing returns the faults and features that a soak should have had and did not have. A
 // soak with few histories need not have all.
