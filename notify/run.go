@@ -41,7 +41,7 @@ type run struct {
 	commitTS tso.Timestamp
 	outcome  Outcome
 	err      error
-	span     trace.Span // report ends it; nil: nothing worth a trace has happened
+	span     trace.Span // report ends it
 }
 
 // do reads the cell's changes and, if one is pending, runs the observer and commits.
@@ -50,13 +50,8 @@ func (r *run) do(ctx context.Context) {
 	h := r.handler
 	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
-	// Most checks find nothing to do. A trace begins when one does, or when it has to
-	// resolve a lock of another client.
-	begin := func(ctx context.Context) context.Context {
-		ctx, r.span = r.worker.telemetry.begin(ctx, h, r.began)
-		return ctx
-	}
-	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.Named(h.id), changes.TraceLater(begin)}, h.txnOptions...)...)
+	ctx, r.span = r.worker.telemetry.begin(ctx, h, r.began)
+	tx, err := r.worker.client.Begin(ctx, append([]txn.TxnOption{txn.Named(h.id)}, h.txnOptions...)...)
 	if err != nil {
 		r.outcome, r.err = Unknown, err
 		return
@@ -67,12 +62,8 @@ func (r *run) do(ctx context.Context) {
 		r.outcome, r.err = Unknown, err
 		return
 	}
-	r.outcome = r.need()
-	if r.outcome != Acknowledged && r.outcome != Waiting {
-		ctx = changes.StartTrace(ctx, tx)
-	}
 	link(r.span, r.seen)
-	if r.outcome != "" {
+	if r.outcome = r.need(); r.outcome != "" {
 		return
 	}
 	// First, so that the acknowledgment is the primary: the observer's write records

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc"
 
 	"github.com/percolator-bigtable/percolator/notify"
 	"github.com/percolator-bigtable/percolator/txn"
@@ -174,72 +172,4 @@ func lineWith(text, part string) string {
 		}
 	}
 	return ""
-}
-
-// Most checks find nothing to do, and make no trace.
-func TestNoTraceOfNothing(t *testing.T) {
-	env := txntest.New(t)
-	env.CreateTable("docs", "d")
-	for _, id := range []string{"first", "elsewhere"} { // no worker runs the second, so the notification stays
-		if err := changes.RegisterObserver(t.Context(), env.Client, "docs", txn.Column{Family: "d", Qualifier: "in"}, id, false); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := env.NewClient(txn.Config{}).Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-		tx.Table("docs").Set("row", "d", "in", []byte("x"))
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	run := func(recorder *tracetest.SpanRecorder, until notify.Outcome) {
-		t.Helper()
-		provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder))
-		// Like the Bigtable client, which has a tracer of its own.
-		library := func(ctx context.Context, method string) {
-			_, s := provider.Tracer("library").Start(ctx, method)
-			s.End()
-		}
-		client := env.NewClient(txn.Config{TracerProvider: provider},
-			grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-				library(ctx, method)
-				return invoke(ctx, method, req, reply, cc, opts...)
-			}),
-			grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-				library(ctx, method)
-				return open(ctx, desc, cc, method, opts...)
-			}))
-		recorder.Reset() // a client is made in its caller's context
-		ended := make(chan struct{}, 1)
-		w := newWorker(t, client, notify.Config{NoHints: true, NoLocks: true, OnEvent: func(e notify.Event) {
-			if e.Outcome == until {
-				select {
-				case ended <- struct{}{}:
-				default:
-				}
-			}
-		}})
-		if err := w.Handle("first", input.table, input.Column, copyTo(middle, "a")); err != nil {
-			t.Fatal(err)
-		}
-		stop := start(t, w)
-		<-ended
-		if err := stop(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	first, second := tracetest.NewSpanRecorder(), tracetest.NewSpanRecorder()
-	run(first, notify.Committed)
-	run(second, notify.Acknowledged)
-	var roots []string
-	for _, s := range first.Started() {
-		if !s.Parent().IsValid() {
-			roots = append(roots, s.Name())
-		}
-	}
-	if !slices.Equal(roots, []string{"observe first"}) {
-		t.Errorf("the traces of a worker with one run are %q", roots)
-	}
-	if n := len(second.Started()); n != 0 {
-		t.Errorf("a worker that found nothing to do made %d spans, the first %q", n, second.Started()[0].Name())
-	}
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"cloud.google.com/go/bigtable"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
@@ -19,9 +18,6 @@ func init() {
 	access.TransactionOf = func(tx any) access.Transaction { return inside{tx.(*Txn)} }
 	access.Keep = func(client any, place string) {
 		client.(*Client).register(func(h *hooks) { h.keeps = append(slices.Clone(h.keeps), place) })
-	}
-	access.TraceLater = func(begin func(context.Context) context.Context) any {
-		return TxnOption(txnOption(func(o *txnOptions) { o.traceLater = begin }))
 	}
 }
 
@@ -39,11 +35,9 @@ func (i inside) Observing(ctx context.Context, table string) (context.Context, f
 	t := i.t
 	_ = t.pin(ctx) // if it fails, so does the read: ctx has ended
 	ctx, span := t.client.resolver.Trace.Begin(t.withTrace(ctx), "read", table)
-	ctx = t.deferred.readBegins(ctx, table)
 	return ctx, func(err error) error {
 		err = t.client.resolver.SafePoint.AfterRead(ctx, t.startTS, err)
 		span.EndWith(err)
-		t.deferred.readEnds(err)
 		return err
 	}
 }
@@ -71,12 +65,4 @@ func (i inside) CheckWrites(ctx context.Context) error {
 	}
 	_, err := b.Group(ctx, i.t.client.resolver.Store, i.t.client.hooks.Load().keeps)
 	return err
-}
-
-func (i inside) Trace(ctx context.Context) context.Context {
-	if i.t.deferred == nil {
-		return ctx
-	}
-	i.t.deferred.beginNow(ctx)
-	return trace.ContextWithSpan(ctx, i.t.deferred.parent)
 }

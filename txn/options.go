@@ -37,7 +37,6 @@ type txnOptions struct {
 	name         string
 	serializable bool
 	maxAttempts  int
-	traceLater   func(context.Context) context.Context
 	noPrefetch   bool
 	forUpdate    *Cell
 	settleWithin time.Duration

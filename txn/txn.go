@@ -41,7 +41,6 @@ type Txn struct {
 	span        telemetry.Span // records only if the transaction is sampled
 	contextSpan trace.Span     // the same span for contexts, sampled or not; nil without an SDK
 	parentSpan  trace.SpanID
-	deferred    *deferredTrace // nil if the trace began with the transaction
 	work        telemetry.Work
 	report      *Attempt // nil without OnAttempt
 
@@ -366,25 +365,15 @@ func (t *Txn) takeFirst(cell Cell) (value []byte, present, known bool) {
 	return value, present, known
 }
 
-// beginTrace begins the transaction's span, or delays it (changes.TraceLater).
+// beginTrace begins the transaction's span.
 func (t *Txn) beginTrace(ctx context.Context, a *attempt) {
 	t.parentSpan = trace.SpanContextFromContext(ctx).SpanID()
-	if t.opts.traceLater == nil {
-		t.span, t.contextSpan = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.previousSpan)
-		return
-	}
-	t.deferred = &deferredTrace{t: t, attempt: a}
-	if !t.client.resolver.Trace.Off() {
-		t.contextSpan = telemetry.Quiet
-	}
+	t.span, t.contextSpan = t.client.resolver.Trace.Transaction(ctx, t.opts.name, a.number, &a.previousSpan)
 }
 
 // noteStart records the start timestamp in the transaction's span.
 func (t *Txn) noteStart(ts tso.Timestamp) {
-	if t.startTS = ts; t.deferred != nil {
-		t.deferred.startReceived = time.Now()
-	}
-	if t.span.Recording() {
+	if t.startTS = ts; t.span.Recording() {
 		t.span.Set(telemetry.AttrStartTS.Int64(int64(ts)))
 	}
 }

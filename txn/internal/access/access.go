@@ -25,9 +25,6 @@ var Keep func(client any, place string)
 // TransactionOf returns the inside of a *txn.Txn.
 var TransactionOf func(tx any) Transaction
 
-// TraceLater returns the txn.TxnOption that changes.TraceLater describes.
-var TraceLater func(begin func(context.Context) context.Context) any
-
 // A Transaction is the inside of a *txn.Txn.
 type Transaction interface {
 	Resolver() *recovery.Resolver
@@ -50,6 +47,4 @@ type Transaction interface {
 	// CheckWrites returns the error with which Commit would refuse the writes before it sends
 	// any of them.
 	CheckWrites(ctx context.Context) error
-	// Trace begins the trace of a transaction that put it off.
-	Trace(ctx context.Context) context.Context
 }

@@ -215,12 +215,10 @@ func (t Tracing) cell(c format.Cell) []attribute.KeyValue {
 }
 
 // Resolve begins the span of resolving a lock that a read or prewrite found. It is linked
-// to the trace of the lock's owner. A trace that was put off begins now.
+// to the trace of the lock's owner.
 func (t Tracing) Resolve(ctx context.Context, l *format.Lock) (context.Context, Span) {
 	if !trace.SpanFromContext(ctx).IsRecording() {
-		if ctx = beginDeferred(ctx); !trace.SpanFromContext(ctx).IsRecording() {
-			return ctx, Span{}
-		}
+		return ctx, Span{}
 	}
 	return t.ResolveRequested(ctx, l)
 }
@@ -277,28 +275,6 @@ func errorType(err error) string {
 		return "deadline_exceeded"
 	}
 	return "_OTHER" // OpenTelemetry's word for any other
-}
-
-// A deferredTrace is a trace that was put off. It begins only when a lock makes it worth
-// its cost.
-type deferredTrace interface {
-	// Begin begins the trace. It returns ctx with the span of the read that found the lock.
-	Begin(ctx context.Context) context.Context
-}
-
-// deferredKey is the context key of a deferredTrace.
-type deferredKey struct{}
-
-// WithDeferred returns a context in which a lock that a read finds begins d.
-func WithDeferred(ctx context.Context, d deferredTrace) context.Context {
-	return context.WithValue(ctx, deferredKey{}, d)
-}
-
-func beginDeferred(ctx context.Context) context.Context {
-	if d, ok := ctx.Value(deferredKey{}).(deferredTrace); ok {
-		return d.Begin(ctx)
-	}
-	return ctx
 }
 
 // Untraced is the context of background work, which belongs to no transaction.
