@@ -255,8 +255,15 @@ func (h *randomHistory) recorded(x *historyTxn) (commit tso.Timestamp, open bool
 	for _, c := range slices.AppendSeq(slices.Collect(maps.Keys(x.locks)), maps.Keys(x.acks)) {
 		rows[c.Table] = append(rows[c.Table], c.Row)
 	}
+	if x.id != "" {
+		rows["p"] = nil // all: its idempotency key may be all that it has written
+	}
 	for table, list := range rows {
-		for v, err := range admin.TransactionVersions(h.ctx, h.env.Client, table, list, x.start, 0) {
+		var set bigtable.RowSet
+		if list != nil {
+			set = list
+		}
+		for v, err := range admin.TransactionVersions(h.ctx, h.env.Client, table, set, x.start, 0) {
 			h.must(err)
 			if v.CommitTS > 0 && commit > 0 && v.CommitTS != commit {
 				h.t.Errorf("%s began at %d and committed at %d and %d", x.name, x.start, commit, v.CommitTS)
