@@ -18,9 +18,9 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/journal"
+	"github.com/percolator-bigtable/percolator/txn/internal/pace"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 // ErrNotIdle means that a bulk load found cells in its range that are not its own.

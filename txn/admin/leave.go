@@ -19,10 +19,10 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/internal/families"
+	"github.com/percolator-bigtable/percolator/txn/internal/pace"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 // ErrNotLeavable means that [Leave] refuses a table. The error says why.

@@ -7,8 +7,8 @@ import (
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/txn/internal/pace"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
-	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 // probeInterval is how often a scan measures what it does to requests for single rows, and how long it

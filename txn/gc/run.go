@@ -21,11 +21,11 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn/format"
+	"github.com/percolator-bigtable/percolator/txn/internal/pace"
 	"github.com/percolator-bigtable/percolator/txn/internal/recordpb"
 	"github.com/percolator-bigtable/percolator/txn/internal/recovery"
 	"github.com/percolator-bigtable/percolator/txn/internal/store"
 	"github.com/percolator-bigtable/percolator/txn/internal/telemetry"
-	"github.com/percolator-bigtable/percolator/txn/pace"
 )
 
 const (

@@ -16,7 +16,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
-	"github.com/percolator-bigtable/percolator/txn/pace"
+	"github.com/percolator-bigtable/percolator/txn/internal/pace"
 )
 
 // A Job runs a function over every row of a range. The package comment says what it

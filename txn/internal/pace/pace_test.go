@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/txn/pace"
+	"github.com/percolator-bigtable/percolator/txn/internal/pace"
 )
 
 // A service takes at least rest for each piece of work, and does one after the other in work.
