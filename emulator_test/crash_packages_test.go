@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strconv"
 	"sync"
@@ -22,8 +21,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
 	"github.com/percolator-bigtable/percolator/txn/index"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
-	paging "github.com/percolator-bigtable/percolator/txn/page"
-	"github.com/percolator-bigtable/percolator/txn/row"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
@@ -50,8 +47,6 @@ type packageWorld struct {
 
 	// of the current crash
 	ran       int // calls of a function that must take effect once
-	rows      []string
-	token     string
 	committed int // crashes after which the operation had taken effect
 }
 
@@ -163,7 +158,7 @@ func TestCrashMatrixOfPackages(t *testing.T) {
 				crashes := 0
 				one := func(at int, after bool) (requests int) {
 					id := fmt.Sprintf("%03d-%v", at, after)
-					w.ran, w.rows, w.token = 0, nil, ""
+					w.ran = 0
 					if op.prepare != nil {
 						op.prepare(w, id)
 					}
@@ -213,20 +208,7 @@ func TestCrashMatrixOfPackages(t *testing.T) {
 	}
 }
 
-type person struct {
-	ID    string              `row:"key"`
-	Name  string              `row:"f:name"`
-	Phone *string             `row:"f:phone"`
-	Tags  map[string]struct{} `row:"g:*"`
-}
-
-var (
-	people      = row.MustTable[person]("left")
-	phone       = "123"
-	personOld   = person{Name: "old", Tags: map[string]struct{}{"a": {}, "b": {}}}
-	personNew   = person{Name: "new", Phone: &phone, Tags: map[string]struct{}{"b": {}, "c": {}}}
-	packageSize = 20 // rows of a job
-)
+const packageSize = 20 // rows of a job
 
 func jobOf(id string) jobs.Job {
 	return jobs.Job{Name: "job " + id, Table: "left", Range: jobs.Prefix(id + "/"), Progress: "right", Family: "f", BatchRows: 7, Parallel: 1}
@@ -329,21 +311,6 @@ func outbox(ctx context.Context, w *packageWorld, c *txn.Client, id string) erro
 	return <-ended
 }
 
-// turnPages reads pages of a list of nine rows until the last one.
-func turnPages(ctx context.Context, w *packageWorld, c *txn.Client, id string) error {
-	pages, err := paging.New(c, []byte("0123456789abcdef"))
-	for err == nil && (w.token != "" || len(w.rows) == 0) {
-		var list paging.Page
-		if list, err = pages.Read(ctx, paging.Query{Table: "left", Prefix: id + "/"}, 2, w.token); err == nil {
-			w.token = list.Next
-			for _, r := range list.Rows {
-				w.rows = append(w.rows, r.Key()[len(id)+1:])
-			}
-		}
-	}
-	return err
-}
-
 var packageCrashes = []packageCrash{
 	{
 		name: "unique insert", requests: 8,
@@ -377,39 +344,6 @@ var packageCrashes = []packageCrash{
 			}
 			w.want("left", id, want)
 			w.verify("mail")
-		},
-	},
-	{
-		name: "row", requests: 4,
-		prepare: func(w *packageWorld, id string) {
-			_, err := w.a.Update(w.Context(), func(ctx context.Context, tx *txn.Txn) error {
-				p := personOld
-				p.ID = id
-				return people.In(tx).Insert(ctx, p)
-			})
-			w.must(err)
-		},
-		run: func(ctx context.Context, _ *packageWorld, c *txn.Client, id string) error {
-			_, err := c.Update(ctx, func(ctx context.Context, tx *txn.Txn) error {
-				rows := people.In(tx)
-				p, _, err := rows.Get(ctx, id)
-				if err != nil {
-					return err
-				}
-				p.Name, p.Phone, p.Tags = personNew.Name, personNew.Phone, personNew.Tags
-				return rows.Set(ctx, p)
-			})
-			return err
-		},
-		finish: func(w *packageWorld, id string) {
-			p, ok, err := people.At(takeSnapshot(w.T, w.a)).Get(w.Context(), id)
-			w.must(err)
-			p.ID = ""
-			if reflect.DeepEqual(p, personNew) {
-				w.committed++
-			} else if !ok || !reflect.DeepEqual(p, personOld) {
-				w.Errorf("row %+v", p)
-			}
 		},
 	},
 	{
@@ -530,33 +464,6 @@ var packageCrashes = []packageCrash{
 			}
 			if !slices.Equal(changes, []string{" to 1", "1 to 2"}) {
 				w.Errorf("the outbox has %q", changes)
-			}
-		},
-	},
-	{
-		name: "pages", requests: 5,
-		prepare: func(w *packageWorld, id string) {
-			for i := range 9 {
-				w.must(w.set(w.Context(), w.a, fmt.Sprintf("%s/%d", id, i), packageN, "1"))
-			}
-		},
-		run: turnPages,
-		finish: func(w *packageWorld, id string) {
-			want := []string{"0", "1", "2", "3", "4", "5", "6", "7", "8"}
-			_, err := w.a.Update(w.Context(), func(_ context.Context, tx *txn.Txn) error {
-				tx.Table("left").Delete(id+"/3", "f", "n")
-				tx.Table("left").Delete(id+"/8", "f", "n")
-				return nil
-			})
-			w.must(err)
-			if len(w.rows) == 0 {
-				want = []string{"0", "1", "2", "4", "5", "6", "7"} // the list begins now
-			} else {
-				w.committed++
-			}
-			w.must(turnPages(w.Context(), w, w.client(), id))
-			if !slices.Equal(w.rows, want) {
-				w.Errorf("the list has %q, want %q", w.rows, want)
 			}
 		},
 	},

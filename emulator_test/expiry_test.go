@@ -20,7 +20,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/gc"
 	"github.com/percolator-bigtable/percolator/txn/index"
-	"github.com/percolator-bigtable/percolator/txn/many"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
@@ -63,11 +62,6 @@ var waysToRead = map[string]func(ctx context.Context, c *txn.Client, s *txn.Snap
 			}
 		}
 		return value, err
-	},
-	"many.Get": func(ctx context.Context, c *txn.Client, s *txn.Snapshot, row string) (string, error) {
-		cell := txn.Cell{Table: "a", Row: row, Family: "f", Qualifier: "q"}
-		values, err := many.Get(ctx, s.Table, cell)
-		return string(values[cell]), err
 	},
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -15,8 +14,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/changes"
-	"github.com/percolator-bigtable/percolator/txn/many"
-	paging "github.com/percolator-bigtable/percolator/txn/page"
 )
 
 // readable reports whether a read should have succeeded, and checks its error.
@@ -132,68 +129,62 @@ func (m *performance) latest(s planStep) error {
 // A playedList is a list of which some pages have been read.
 type playedList struct {
 	table int
-	paging.Query
+	rowList
 	query query
-	token string
-	ts    tso.Timestamp
 	left  []string // what the next pages have to show
 }
 
-// page reads the next page of an open list, or begins one. Tokens go from client to client.
+// page reads the next page of an open list, or begins one. Lists go from client to client.
 func (m *performance) page(s planStep) error {
 	i := s.which % 3
 	if i >= len(m.lists) {
-		q := paging.Query{Table: crashTables[s.table], Reverse: s.query.reverse, Options: s.query.selection()}
+		l := &playedList{table: s.table, rowList: rowList{table: crashTables[s.table], reverse: s.query.reverse, options: s.query.selection()}, query: s.query}
 		switch s.which {
 		case 0:
-			q.Prefix = s.row[:1]
+			l.start, l.end = s.row[:1], txn.PrefixEnd(s.row[:1])
 		case 1:
-			q.Start, q.End = min(s.row, planRows[0]), max(s.row, planRows[0])
+			l.start, l.end = min(s.row, planRows[0]), max(s.row, planRows[0])
 		}
 		i = len(m.lists)
-		m.lists = append(m.lists, &playedList{table: s.table, Query: q, query: s.query})
+		m.lists = append(m.lists, l)
 	}
 	l, size := m.lists[i], 1+len(s.more)/2
-	got, err := m.pages[s.client].Read(m.ctx, l.Query, size, l.token)
-	if err != nil || l.token == "" || got.Next == "" {
+	first, all := l.at == 0, l.rowList
+	got, more, err := l.page(m.ctx, m.clients[s.client], size)
+	if err != nil || first || !more {
 		m.lists = slices.Delete(m.lists, i, i+1)
 	}
-	if l.token == "" && err == nil {
-		if err := m.fresh(s.client, got.ReadTS, 0, 0); err != nil {
+	if first && err == nil {
+		if err := m.fresh(s.client, l.at, 0, 0); err != nil {
 			return err
 		}
-		m.note(s.client, got.ReadTS)
-		l.ts = got.ReadTS
+		m.note(s.client, l.at)
 		q := l.query
 		q.limit, q.contains = 0, func(key string) bool {
-			return strings.HasPrefix(key, l.Prefix) && key >= l.Start && (l.End == "" || key < l.End)
+			return key >= all.start && (all.end == "" || key < all.end)
 		}
-		l.left = m.state(l.table, l.ts).readRows(q)
-		if got.Next != "" {
+		l.left = m.state(l.table, l.at).readRows(q)
+		if more {
 			m.lists = append(m.lists, l)
 		}
 	}
-	if ok, err := m.readable(reader{ts: cmp.Or(l.ts, forever)}, false, err); !ok {
+	if ok, err := m.readable(reader{ts: cmp.Or(l.at, forever)}, false, err); !ok {
 		return err
-	}
-	if got.ReadTS != l.ts {
-		return fmt.Errorf("a page of the list at %d is of %d", l.ts, got.ReadTS)
 	}
 	n := min(size, len(l.left))
 	var text []string
-	for _, row := range got.Rows {
+	for _, row := range got {
 		text = append(text, rowText(row))
 	}
-	if err := compare(fmt.Sprintf("page of %d rows at %d of %+v, %v", size, l.ts, l.Query, l.query), l.left[:n], text); err != nil {
+	if err := compare(fmt.Sprintf("page of %d rows at %d of %+v, %v", size, l.at, all, l.query), l.left[:n], text); err != nil {
 		return err
 	}
-	if l.left = l.left[n:]; (got.Next != "") != (len(l.left) > 0) {
-		return fmt.Errorf("the next page of the list at %d is %q, and %q is left", l.ts, got.Next, l.left)
+	if l.left = l.left[n:]; more != (len(l.left) > 0) {
+		return fmt.Errorf("the list at %d goes on: %v, and %q is left", l.at, more, l.left)
 	}
-	if l.token != "" {
+	if !first {
 		m.counts.add("later pages", 1)
 	}
-	l.token = got.Next
 	return nil
 }
 
@@ -206,7 +197,7 @@ func (m *performance) getMany(r reader, s planStep) error {
 		cells = append(cells, cellAt((s.table+i)%2, row, s.columns[i%len(s.columns)]))
 	}
 	table := func(name string) *txn.View { return r.table(slices.Index(crashTables, name)) }
-	got, err := many.Get(m.ctx, table, cells...)
+	got, err := readTables(m.ctx, table, cells)
 	if ok, err := m.readable(r, true, err); !ok {
 		return err
 	}
@@ -367,7 +358,7 @@ func (m *performance) agree(ts tso.Timestamp, table int, clients []*txn.Client) 
 			}
 		}
 		way("many cells", func() (text []string, err error) {
-			got, err := many.Get(m.ctx, shot.Table, cells...)
+			got, err := readTables(m.ctx, shot.Table, cells)
 			for _, c := range cells {
 				v, ok := got[c]
 				text = append(text, fmt.Sprintf("%q %v", v, ok))

@@ -23,7 +23,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/format"
-	paging "github.com/percolator-bigtable/percolator/txn/page"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -45,7 +44,6 @@ type performance struct {
 	txns    []*playedTxn
 	shots   []*playedSnapshot
 	lists   []*playedList
-	pages   []*paging.Pages // of the clients
 	commits []playedCommit
 	newest  tso.Timestamp          // of all timestamps that were returned so far
 	shownTo []tso.Timestamp        // the newest that each client has seen
@@ -271,11 +269,7 @@ func (m *performance) connect(oracle func() tso.Oracle) (late []*txntest.Faults)
 				return nil
 			})
 		}
-		pages, err := paging.New(c, []byte("the same key everywhere"))
-		if err != nil {
-			m.t.Fatal(err)
-		}
-		m.clients, m.pages = append(m.clients, c), append(m.pages, pages)
+		m.clients = append(m.clients, c)
 		m.t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()

@@ -11,23 +11,12 @@ import (
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
-	"github.com/percolator-bigtable/percolator/txn/many"
-	pagelist "github.com/percolator-bigtable/percolator/txn/page"
-	"github.com/percolator-bigtable/percolator/txn/row"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
-
-// A letter is a row as a struct.
-type letter struct {
-	Row   string `row:"key"`
-	Value string `row:"f:q"`
-	Other string `row:"f:other"`
-}
 
 // packageOperations are operations of the packages that stand on txn, and options of transactions
 // that operations leaves out.
 func packageOperations() []operation {
-	letters := row.MustTable[letter]("a")
 	q := txn.Column{Family: "f", Qualifier: "q"}
 	cell := func(row string) txn.Cell { return txn.Cell{Table: "a", Row: row, Family: "f", Qualifier: "q"} }
 	snapshot := func(f func(context.Context, *txn.Snapshot) (any, error), opts ...txn.SnapshotOption) func(context.Context, *txn.Client) (any, error) {
@@ -45,12 +34,6 @@ func packageOperations() []operation {
 			return ts > 0, err
 		}
 	}
-	keys := func(rows []bigtable.Row) (all []string) {
-		for _, r := range rows {
-			all = append(all, r.Key())
-		}
-		return all
-	}
 	scan := func(rs bigtable.RowSet, opts ...txn.ReadOption) func(context.Context, *txn.Client) (any, error) {
 		return snapshot(func(ctx context.Context, s *txn.Snapshot) (any, error) {
 			var all []string
@@ -62,10 +45,6 @@ func packageOperations() []operation {
 			}
 			return all, nil
 		})
-	}
-	pages := func(c *txn.Client) (*pagelist.Pages, pagelist.Query, error) {
-		p, err := pagelist.New(c, []byte("0123456789abcdef"))
-		return p, pagelist.Query{Table: "a"}, err
 	}
 	job := func() *jobs.Job {
 		return &jobs.Job{Name: "job", Table: "a", Progress: "b", Family: "f", Options: []txn.ReadOption{txn.Columns(q)}, BatchRows: 2, Parallel: 1}
@@ -90,55 +69,6 @@ func packageOperations() []operation {
 		})
 	}
 	return []operation{
-		{name: "many", call: snapshot(func(ctx context.Context, s *txn.Snapshot) (any, error) {
-			v, err := many.Get(ctx, s.Table, cell("bob"), cell("joe"), cell("none"), txn.Cell{Table: "b", Row: "bob", Family: "f", Qualifier: "q"})
-			return len(v), err
-		})},
-		{name: "many, its owner died", left: txntest.StepSecondaries, call: snapshot(func(ctx context.Context, s *txn.Snapshot) (any, error) {
-			v, err := many.Get(ctx, s.Table, cell("joe"))
-			return len(v), err
-		})},
-		{name: "write many", call: update(func(ctx context.Context, tx *txn.Txn) error {
-			v, err := many.Get(ctx, tx.Table, cell("bob"), cell("joe"))
-			tx.Table("a").Set("bob", "f", "q", append(v[cell("joe")], '+'))
-			return err
-		}, txn.Serializable())},
-		{name: "row", call: snapshot(func(ctx context.Context, s *txn.Snapshot) (any, error) {
-			v, ok, err := letters.At(s).Get(ctx, "bob")
-			return fmt.Sprint(v, ok), err
-		})},
-		{name: "rows", call: snapshot(func(ctx context.Context, s *txn.Snapshot) (any, error) {
-			var all []letter
-			for v, err := range letters.At(s).Scan(ctx, nil) {
-				if err != nil {
-					return nil, err
-				}
-				all = append(all, v)
-			}
-			return all, nil
-		})},
-		{name: "write row", call: update(func(ctx context.Context, tx *txn.Txn) error {
-			return letters.In(tx).Set(ctx, letter{Row: "bob", Value: "1", Other: "2"})
-		})},
-		{name: "write row that is new", call: update(func(ctx context.Context, tx *txn.Txn) error {
-			return letters.In(tx).Insert(ctx, letter{Row: "new", Value: "1"})
-		})},
-		{name: "write row away", call: update(func(ctx context.Context, tx *txn.Txn) error { return letters.In(tx).Delete(ctx, "bob") })},
-		{name: "write row without reading", call: update(func(_ context.Context, tx *txn.Txn) error {
-			return letters.In(tx).Put(letter{Row: "bob", Value: "1"})
-		})},
-		{name: "page", call: func(ctx context.Context, c *txn.Client) (any, error) {
-			p, query, err := pages(c)
-			if err != nil {
-				return nil, err
-			}
-			first, err := p.Read(ctx, query, 2, "")
-			if err != nil {
-				return nil, err
-			}
-			second, err := p.Read(ctx, query, 2, first.Next)
-			return fmt.Sprint(keys(first.Rows), keys(second.Rows), second.Next == ""), err
-		}},
 		{name: "write job", parts: true, repeats: true, call: func(ctx context.Context, c *txn.Client) (any, error) { return runJob(ctx, c) }},
 		{name: "write job, status and end", parts: true, repeats: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
 			if _, err := runJob(ctx, c); err != nil {

@@ -20,7 +20,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/admin"
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
-	paging "github.com/percolator-bigtable/percolator/txn/page"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 )
 
@@ -31,11 +30,10 @@ const historyLateness = 5 * time.Minute
 // A historyProcess is a client, and what is made with it. If it dies, a new one replaces it.
 type historyProcess struct {
 	*txn.Client
-	pages *paging.Pages
-	keys  *idempotency.Keys
-	late  *historyOracle
-	net   *historyNetwork
-	ctx   context.Context // ends some time after the process has died
+	keys *idempotency.Keys
+	late *historyOracle
+	net  *historyNetwork
+	ctx  context.Context // ends some time after the process has died
 }
 
 // A historyNetwork disturbs the requests of a process during phases.
@@ -182,8 +180,6 @@ func (h *randomHistory) newProcess(i int) *historyProcess {
 	h.unique.Keep(p.Client)
 	h.other.Keep(p.Client)
 	var err error
-	p.pages, err = paging.New(p.Client, []byte("the same key everywhere"))
-	h.must(err)
 	p.keys, err = idempotency.New(p.Client, "p", "id")
 	h.must(err)
 	return p

@@ -18,8 +18,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 	"github.com/percolator-bigtable/percolator/txn/idempotency"
 	"github.com/percolator-bigtable/percolator/txn/index"
-	"github.com/percolator-bigtable/percolator/txn/many"
-	paging "github.com/percolator-bigtable/percolator/txn/page"
 )
 
 var (
@@ -330,16 +328,16 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 		}
 		return err
 	},
-	"many.Get": func(s *historySession, ctx context.Context) error {
-		s.use("many.Get")
+	"several tables": func(s *historySession, ctx context.Context) error {
+		s.use("several tables")
 		cells := []txn.Cell{historyCell("a", s.row(), s.column()), historyCell("b", s.row(), historyColumns[0]), historyCell("a", s.row(), s.column())}
 		a, b := s.x.ownOf("a"), s.x.ownOf("b")
-		got, err := many.Get(ctx, s.tx.Table, cells...)
+		got, err := readTables(ctx, s.tx.Table, cells)
 		if err != nil {
 			return err
 		}
 		s.relied()
-		in, at, what := s.epochNow(), s.x.start, s.name+": many.Get"
+		in, at, what := s.epochNow(), s.x.start, s.name+": several tables"
 		for _, c := range cells {
 			v, ok := got[c]
 			own := map[string]modelTable{"a": a, "b": b}[c.Table]
@@ -459,20 +457,17 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 		q := s.query()
 		s.tx, s.x = tx, x
 		q.reverse, q.contains, q.text = s.rnd.IntN(2) == 0, func(string) bool { return true }, "pages"
-		list := paging.Query{Table: "a", Reverse: q.reverse, Options: q.selection()}
+		list := rowList{table: "a", reverse: q.reverse, options: q.selection()}
 		var rows []bigtable.Row
-		token, at := "", tso.Timestamp(0)
-		for {
-			p, err := s.p.pages.Read(ctx, list, 1+s.rnd.IntN(5), token)
-			if err != nil {
+		for more := true; more; {
+			var page []bigtable.Row
+			var err error
+			if page, more, err = list.page(ctx, s.p.Client, 1+s.rnd.IntN(5)); err != nil {
 				return err
 			}
-			at, rows = p.ReadTS, append(rows, p.Rows...)
-			if token = p.Next; token == "" {
-				break
-			}
+			rows = append(rows, page...)
 		}
-		s.saw("pages", "a", "", at, nil, q, rows)
+		s.saw("pages", "a", "", list.at, nil, q, rows)
 		return nil
 	},
 	"Lock": func(s *historySession, _ context.Context) error {

@@ -196,12 +196,19 @@ func ExampleClient_Settle() {
 }
 
 func clientWithTable(ctx context.Context, table, family string) (*txn.Client, func()) {
+	return clientWithTables(ctx, map[string]string{table: family})
+}
+
+// clientWithTables returns a client of tables with one family each.
+func clientWithTables(ctx context.Context, families map[string]string) (*txn.Client, func()) {
 	bt, btAdmin, stop, err := txntest.Start(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: table, Families: []string{family}}); err != nil {
-		log.Fatal(err)
+	for table, family := range families {
+		if err := admin.InitTable(ctx, btAdmin, bt, "", admin.TableSpec{Name: table, Families: []string{family}}); err != nil {
+			log.Fatal(err)
+		}
 	}
 	client, err := txn.NewClient(ctx, bt, txn.Config{})
 	if err != nil {

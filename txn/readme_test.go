@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -78,5 +79,35 @@ func TestReadme(t *testing.T) {
 	}
 	if err := transfer(t.Context(), env.Client, "bob", "eve", 1); err == nil || !strings.Contains(err.Error(), "eve") {
 		t.Errorf("the transfer to an account that does not exist returned %v; want an error that names it", err)
+	}
+}
+
+// TestRecipes: the code that docs/applications.md quotes is that of examples. A line with … stands
+// for code that is left out.
+func TestRecipes(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/applications.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	indentation := regexp.MustCompile(`(?m)^\t+`)
+	var source string
+	for _, name := range []string{"example_recipes_test.go", "jobs/example_test.go", "idempotency/example_test.go", "index/example_test.go"} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source += indentation.ReplaceAllString(string(text), "")
+	}
+	quoted := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	for _, q := range quoted {
+		for piece := range strings.SplitSeq(indentation.ReplaceAllString(q[1], ""), "…\n") {
+			if !strings.Contains(source, piece) {
+				t.Errorf("not in an example:\n%s", piece)
+			}
+		}
+	}
+	if len(quoted) < 6 {
+		t.Errorf("%d pieces of code are quoted", len(quoted))
 	}
 }

@@ -179,7 +179,7 @@ func TestTestsInDocs(t *testing.T) {
 // apiPackages are the packages whose names the pages use, by the name in front
 // of the dot.
 var apiPackages = map[string]string{
-	"txn": "txn", "format": "txn/format", "gc": "txn/gc", "admin": "txn/admin", "changes": "txn/changes", "jobs": "txn/jobs", "page": "txn/page", "idempotency": "txn/idempotency",
+	"txn": "txn", "format": "txn/format", "gc": "txn/gc", "admin": "txn/admin", "changes": "txn/changes", "jobs": "txn/jobs", "idempotency": "txn/idempotency",
 	"conformance": "txn/admin/conformance", "doctor": "txn/admin/doctor", "capacity": "txn/admin/capacity", "txntest": "txn/txntest",
 	"notify": "notify", "tso": "tso", "server": "tso/server",
 }

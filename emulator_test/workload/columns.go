@@ -15,8 +15,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/admin"
-	"github.com/percolator-bigtable/percolator/txn/many"
-	"github.com/percolator-bigtable/percolator/txn/page"
 	"github.com/percolator-bigtable/percolator/txn/txntest/history"
 )
 
@@ -146,7 +144,7 @@ func columnText(row bigtable.Row) (text []string) {
 
 // Columns writes rows whose number says which other columns they have, and of which some expire. It
 // reads parts of them in every way: families, ranges of qualifiers, columns, names alone, the first
-// cells, several tables at once, page by page. In every snapshot, and after a transaction's own
+// cells, page by page. In every snapshot, and after a transaction's own
 // writes, all reads have to agree with the number.
 func Columns() *Workload {
 	at := func(w *Worker, i int) register {
@@ -167,24 +165,6 @@ func Columns() *Workload {
 	}
 	// check reads rows in a way that it draws.
 	check := func(ctx context.Context, w *Worker, v view, rows map[register]columnRow) error {
-		if w.Rand.IntN(4) == 0 {
-			var cells []txn.Cell
-			want := many.Values{}
-			for r, row := range rows {
-				has := row.cells(v.ts)
-				for _, c := range (columnRow{n: int64(1 + w.Rand.IntN(1000))}).cells(0) {
-					cell := txn.Cell{Table: r.table, Row: r.row, Family: c.Family, Qualifier: c.Qualifier}
-					if cells = append(cells, cell); slices.Contains(has, c) {
-						want[cell] = strconv.AppendInt(nil, row.n, 10)
-					}
-				}
-			}
-			got, err := many.Get(ctx, v.table, cells...)
-			if err == nil && fmt.Sprint(got) != fmt.Sprint(want) {
-				return broken("many.Get at %d returned %q, want %q", v.ts, got, want)
-			}
-			return err
-		}
 		read := w.drawRead()
 		reverse := w.Rand.IntN(2) == 0
 		for _, table := range columnTables {
@@ -233,18 +213,24 @@ func Columns() *Workload {
 	}
 	// list reads a table page by page.
 	list := func(ctx context.Context, w *Worker) error {
-		pages, err := page.New(w.Client, []byte("0123456789abcdef"))
+		table, start, end := columnTables[w.Rand.IntN(2)], w.row("r"), txn.PrefixEnd(w.row("r"))
+		first, err := w.Client.Snapshot(ctx)
 		if err != nil {
-			return err
+			return expected(err)
 		}
-		query := page.Query{Table: columnTables[w.Rand.IntN(2)], Prefix: w.row("r"), Reverse: w.Rand.IntN(2) == 0}
 		seen := map[string]bool{}
-		for token := ""; ; {
-			p, err := pages.Read(ctx, query, 1+w.Rand.IntN(3), token)
+		for at := first.ReadTS(); ; {
+			snapshot, err := w.Client.Snapshot(ctx, txn.At(at))
 			if err != nil {
 				return expected(err)
 			}
-			for _, cells := range p.Rows {
+			n := 0
+			for cells, err := range snapshot.Table(table).ReadRows(ctx, bigtable.NewRange(start, end), txn.Limit(1+w.Rand.IntN(3))) {
+				if err != nil {
+					return expected(err)
+				}
+				n++
+				start = cells.Key() + "\x00"
 				var row columnRow
 				for _, item := range cells["f"] {
 					if item.Column == "f:n" {
@@ -252,13 +238,13 @@ func Columns() *Workload {
 						row.ts = tso.Timestamp(item.Timestamp)
 					}
 				}
-				want := columnRead{contains: func(txn.Column) bool { return true }}.want(row, p.ReadTS)
+				want := columnRead{contains: func(txn.Column) bool { return true }}.want(row, at)
 				if got := columnText(cells); err != nil || row.n == 0 || seen[cells.Key()] || !slices.Equal(got, want) {
-					return broken("a page at %d has row %q with %q, want %q", p.ReadTS, cells.Key(), got, want)
+					return broken("a page at %d has row %q with %q, want %q", at, cells.Key(), got, want)
 				}
 				seen[cells.Key()] = true
 			}
-			if token = p.Next; token == "" {
+			if n == 0 {
 				return nil
 			}
 		}

@@ -24,7 +24,7 @@ func TestExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "<nil>\nthe address is taken by bob\nbob true <nil>\n"; string(got) != want {
+	if want := "<nil>\nthe address is taken by bob\nbob true <nil>\norder 7 <nil>\norders: 1 a second page: false <nil>\n"; string(got) != want {
 		t.Errorf("the example printed %q, want %q", got, want)
 	}
 }

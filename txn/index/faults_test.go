@@ -14,7 +14,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
-	"github.com/percolator-bigtable/percolator/txn/page"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
@@ -107,15 +106,11 @@ func TestFailuresAtEachRequest(t *testing.T) {
 			return all, nil
 		}},
 		{"page", built, false, func(ctx context.Context, x *index.Indexes, c *txn.Client) (string, error) {
-			pages, err := page.New(c, []byte("0123456789abcdef"))
+			first, next, err := x.Page(ctx, c, "email", index.Query{}, 2, "")
 			if err != nil {
 				return "", err
 			}
-			first, next, err := x.Page(ctx, c, pages, "email", index.Query{}, "", 2, "")
-			if err != nil {
-				return "", err
-			}
-			second, next, err := x.Page(ctx, c, pages, "email", index.Query{}, "", 2, next)
+			second, next, err := x.Page(ctx, c, "email", index.Query{}, 2, next)
 			return fmt.Sprint(first, second, next == ""), err
 		}},
 		{"verify", built, false, func(ctx context.Context, x *index.Indexes, c *txn.Client) (string, error) {

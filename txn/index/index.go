@@ -15,7 +15,6 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/format"
 	"github.com/percolator-bigtable/percolator/txn/internal/access"
 	"github.com/percolator-bigtable/percolator/txn/jobs"
-	"github.com/percolator-bigtable/percolator/txn/page"
 )
 
 // Errors to match with errors.Is.
@@ -124,10 +123,16 @@ func (x *Indexes) In(tx *txn.Txn) Reader {
 	return r
 }
 
-// Page reads a part of a range, with the token of the next one: see package page. The Limit
-// of the query does not count. scope is bound to the token.
-func (x *Indexes) Page(ctx context.Context, client *txn.Client, pages *page.Pages, name string, q Query, scope string, size int, token string) (entries []Entry, next string, err error) {
-	return readPage(ctx, x, client, pages, name, q, scope, size, token)
+// Page reads at most size entries of a range, and returns the token of the next page: none after
+// the last entry. Without a token it reads the first page. All pages show the state of the first
+// one, in any process, as long as garbage collection keeps it: then the error is txn.ErrTooOld.
+// The Limit of the query does not count.
+//
+// A token that is damaged, or of another range, fails with txn.ErrInvalid. Tokens are not signed:
+// a client of your service that changes one can read the same range from another entry on, or at
+// an older timestamp.
+func (x *Indexes) Page(ctx context.Context, client *txn.Client, name string, q Query, size int, token string) (entries []Entry, next string, err error) {
+	return readPage(ctx, x, client, name, q, size, token)
 }
 
 // Create builds an index: see the package comment. It may be called again after an error or a

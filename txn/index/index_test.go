@@ -13,7 +13,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/txn"
 	"github.com/percolator-bigtable/percolator/txn/index"
-	"github.com/percolator-bigtable/percolator/txn/page"
 	"github.com/percolator-bigtable/percolator/txn/txntest"
 	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
@@ -180,32 +179,77 @@ func TestScan(t *testing.T) {
 		wantScan(t, r, "place", index.Query{To: index.Key{"Bern"}}, ",=6", "Basel,Ann=0")
 		wantScan(t, r, "place", index.Query{From: index.Key{"b"}, To: index.Key{"a"}})
 		wantScan(t, r, "place", index.Query{From: index.Key{"b"}, To: index.Key{"a"}, Reverse: true})
-		pages, err := page.New(c, []byte("0123456789abcdef"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for token, n := "", 0; n == 0 || token != ""; n++ {
-			var entries []index.Entry
-			entries, token, err = x.Page(t.Context(), c, pages, "place", index.Query{Prefix: index.Key{"Bern"}}, "", 3, token)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range entries {
-				got = append(got, e.Row)
-			}
-			mustSet(t, c, fmt.Sprint("new", n), map[txn.Column]string{city: "Bern", name: "Z"})
-		}
-		if !slices.Equal(got, []string{"1", "2", "20", "3"}) {
-			t.Errorf("pages of rows %q", got)
-		}
 		// A transaction reads at its start.
-		_, err = c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
+		_, err := c.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 			wantScan(t, x.In(tx), "place", index.Query{Prefix: index.Key{"Basel"}}, "Basel,Ann=0")
 			return nil
 		})
 		if err != nil {
 			t.Fatal(err)
+		}
+	})
+}
+
+// TestPage: pages show the state of the first one, without gaps and in both orders, and a token is
+// refused by another range.
+func TestPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, x, c := newEnv(t)
+		if _, _, err := x.Page(t.Context(), c, "place", index.Query{}, 3, ""); !errors.Is(err, index.ErrState) {
+			t.Errorf("a page of an index that does not exist: %v", err)
+		}
+		create(t, x, c, "place")
+		for i, at := range []string{"Basel", "Bern", "Bern", "Bern", "Bern", "Chur"} {
+			mustSet(t, c, fmt.Sprint(i), map[txn.Column]string{city: at, name: "Bob"})
+		}
+		bern := index.Query{Prefix: index.Key{"Bern"}, Limit: 1} // the limit does not count
+		backward := index.Query{Prefix: index.Key{"Bern"}, Reverse: true}
+		var tokens []string
+		for _, tt := range []struct {
+			query index.Query
+			size  int
+			want  string
+		}{
+			{bern, 1, "1 2 3 4"},
+			{bern, 2, "1 2 3 4"},
+			{bern, 3, "1 2 3 4"},
+			{bern, 4, "1 2 3 4"},
+			{backward, 1, "4 3 2 1"},
+			{backward, 3, "4 3 2 1"},
+			{index.Query{From: index.Key{"b"}, To: index.Key{"a"}}, 3, ""},
+			{index.Query{From: index.Key{"b"}, To: index.Key{"a"}, Reverse: true}, 3, ""},
+		} {
+			var got []string
+			for token, n := "", 0; n == 0 || token != ""; n++ {
+				entries, next, err := x.Page(t.Context(), c, "place", tt.query, tt.size, token)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(entries) > tt.size || next != "" && len(entries) < tt.size {
+					t.Errorf("a page of %d entries, token %q; want %d", len(entries), next, tt.size)
+				}
+				for _, e := range entries {
+					got = append(got, e.Row)
+				}
+				if token = next; token != "" {
+					tokens = append(tokens, token)
+				}
+				mustSet(t, c, "new", map[txn.Column]string{city: "Bern", name: "Bob"})
+			}
+			mustSet(t, c, "new", map[txn.Column]string{city: "Chur"})
+			if strings.Join(got, " ") != tt.want {
+				t.Errorf("pages of %d with the rows %q, want %s", tt.size, got, tt.want)
+			}
+		}
+		for _, token := range append(tokens, "x", "!", strings.Repeat("x", 40)) {
+			for _, q := range []index.Query{{Prefix: index.Key{"Basel"}}, {Prefix: index.Key{"Chur"}, Reverse: true}, {From: index.Key{"b"}, To: index.Key{"a"}}} {
+				if entries, _, err := x.Page(t.Context(), c, "place", q, 3, token); !errors.Is(err, txn.ErrInvalid) {
+					t.Errorf("token %q with another range: %v, error %v", token, entries, err)
+				}
+			}
+		}
+		if _, _, err := x.Page(t.Context(), c, "place", bern, 0, ""); !errors.Is(err, txn.ErrInvalid) {
+			t.Errorf("a page of no entries: %v", err)
 		}
 	})
 }

@@ -2,13 +2,15 @@ package index
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"iter"
 
 	"cloud.google.com/go/bigtable"
 
+	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/page"
 )
 
 // A Reader reads indexes at one timestamp. It reads the state of the index in the same
@@ -104,13 +106,14 @@ func (r Reader) Get(ctx context.Context, name string, key ...string) (row string
 // Scan returns the entries of a range in order of their keys.
 func (r Reader) Scan(ctx context.Context, name string, q Query) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		if err := r.scan(ctx, name, q, yield); err != nil {
+		if err := r.scan(ctx, name, q, "", yield); err != nil {
 			yield(Entry{}, err)
 		}
 	}
 }
 
-func (r Reader) scan(ctx context.Context, name string, q Query, yield func(Entry, error) bool) error {
+// scan reads the entries of a range. If after is not empty, they follow the entry that is stored in this row.
+func (r Reader) scan(ctx context.Context, name string, q Query, after string, yield func(Entry, error) bool) error {
 	i, err := r.x.find(name)
 	if err != nil {
 		return err
@@ -119,6 +122,12 @@ func (r Reader) scan(ctx context.Context, name string, q Query, yield func(Entry
 		return fmt.Errorf("index: %s: %w: Limit is %d", name, txn.ErrInvalid, q.Limit)
 	}
 	start, end := q.bounds(i)
+	switch {
+	case after != "" && q.Reverse:
+		end = after
+	case after != "":
+		start = after + "\x00"
+	}
 	ranges := bigtable.RowRangeList{bigtable.NewRange(statePrefix+name, statePrefix+name+"\x00")}
 	if start < end {
 		ranges = append(ranges, bigtable.NewRange(start, end))
@@ -170,34 +179,56 @@ func notReady(i *Index, s State) error {
 }
 
 // readPage does the work of Indexes.Page.
-func readPage(ctx context.Context, x *Indexes, client *txn.Client, pages *page.Pages, name string, q Query, scope string, size int, token string) (entries []Entry, next string, err error) {
+func readPage(ctx context.Context, x *Indexes, client *txn.Client, name string, q Query, size int, token string) (entries []Entry, next string, err error) {
 	i, err := x.find(name)
 	if err != nil {
 		return nil, "", err
 	}
-	start, end := q.bounds(i)
-	if start >= end {
-		return nil, "", nil
+	if size < 1 {
+		return nil, "", fmt.Errorf("index: %s: %w: a page of %d entries", name, txn.ErrInvalid, size)
 	}
-	list, err := pages.Read(ctx, page.Query{Table: x.table, Start: start, End: end, Reverse: q.Reverse, Scope: scope, Options: []txn.ReadOption{txn.Columns(x.rowColumn())}}, size, token)
-	if err != nil {
-		return nil, "", err
-	}
-	snapshot, err := client.Snapshot(ctx, txn.At(list.ReadTS))
-	if err != nil {
-		return nil, "", err
-	}
-	if _, err = x.At(snapshot).stateApart(ctx, i); err != nil {
-		return nil, "", err
-	}
-	for _, row := range list.Rows {
-		e, err := i.decodeEntry(row.Key(), string(row[x.family][0].Value))
-		if err != nil {
-			return nil, "", err
+	var at []txn.SnapshotOption
+	var after string
+	if token != "" {
+		var ts tso.Timestamp
+		ts, after = openToken(token)
+		if start, end := q.bounds(i); after < start || after >= end {
+			return nil, "", fmt.Errorf("index: %s: %w: the page token is damaged, or of another range", name, txn.ErrInvalid)
 		}
-		entries = append(entries, e)
+		at = append(at, txn.At(ts))
 	}
-	return entries, list.Next, nil
+	snapshot, err := client.Snapshot(ctx, at...)
+	if err != nil {
+		return nil, "", err
+	}
+	q.Limit = size + 1
+	err = x.At(snapshot).scan(ctx, name, q, after, func(e Entry, _ error) bool {
+		if len(entries) < size {
+			entries = append(entries, e)
+			return true
+		}
+		last, _ := i.entryOf(entries[size-1].Row, entries[size-1].Key) // it was read, so it is valid
+		next = newToken(snapshot.ReadTS(), last.at)
+		return false
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return entries, next, nil
+}
+
+// newToken returns the token of a page after the entry that is stored in a row, at a timestamp.
+func newToken(at tso.Timestamp, after string) string {
+	return base64.RawURLEncoding.EncodeToString(append(binary.BigEndian.AppendUint64(nil, uint64(at)), after...))
+}
+
+// openToken returns what is in a token: nothing if it is damaged.
+func openToken(token string) (at tso.Timestamp, after string) {
+	data, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil || len(data) < 8 {
+		return 0, ""
+	}
+	return tso.Timestamp(binary.BigEndian.Uint64(data)), string(data[8:])
 }
 
 // prefix is the range of the keys that begin with a prefix.

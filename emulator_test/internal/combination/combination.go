@@ -11,7 +11,7 @@ import (
 
 // Sessions are the features that one session of a client uses: a transaction, and reads beside it.
 var Sessions = []string{
-	"Get", "ReadRow", "ReadRows", "many.Get", "page", "Latest", "Snapshot", "index read",
+	"Get", "ReadRow", "ReadRows", "several tables", "page", "Latest", "Snapshot", "index read",
 	"Columns", "Families", "Qualifiers", "KeysOnly", "CellsPerRow", "Limit", "Reverse",
 	"GetForUpdate", "ForUpdate", "Serializable", "Observe", "Lock", "Delete", "DeleteRow", "indexed write", "many rows",
 	"idempotency", "Named",
@@ -29,7 +29,7 @@ var Faults = []string{"lost answers", "doubled requests", "late requests", "deat
 
 // Operations are what a session does, one after the other.
 var Operations = []string{
-	"Get", "ReadRow", "ReadRows", "many.Get", "page", "Latest", "Snapshot", "index read",
+	"Get", "ReadRow", "ReadRows", "several tables", "page", "Latest", "Snapshot", "index read",
 	"GetForUpdate", "Observe", "Lock", "Delete", "DeleteRow", "indexed write", "many rows", "Set", "Set in b",
 }
 
