@@ -17,7 +17,7 @@ import (
 // lightweight lock service before it scans a row). The locks save double runs. Safety does
 // not need them, so the worker also runs observers while the lock service does not answer.
 // Without a service the default is no locks: a lock in a Bigtable row costs more than the
-// runs that it saves (docs/design/2026-11-20-advisory-locks.md).
+// runs that it saves (docs/design/observers.md).
 type locker struct {
 	locks tso.Locks // nil: no locks
 	owner string

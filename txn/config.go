@@ -97,7 +97,7 @@ type Config struct {
 	// transaction commits after the read's timestamp. Before you set it on one client,
 	// every client of the deployment must run a version that knows it: older clients
 	// refuse such locks with ErrFormatVersion
-	// (docs/design/2026-11-20-min-commit-ts.md).
+	// (docs/design/recovery.md).
 	// Defaults to false.
 	PassLocks bool
 

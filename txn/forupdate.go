@@ -24,7 +24,7 @@ func ForUpdate(cell Cell) TxnOption { return txnOption(func(o *txnOptions) { o.f
 
 // A firstRead is what a transaction read beside its request for start_ts: the newest version of a
 // cell that had no lock. The prewrite of the cell's row then looks for anything above that version
-// (docs/design/2026-11-21-read-for-update.md).
+// (docs/design/reads.md).
 type firstRead struct {
 	cell    Cell
 	item    bigtable.ReadItem // the value, with its commit_ts

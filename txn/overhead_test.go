@@ -230,7 +230,7 @@ func (e *overheadEnv) cases(t testing.TB) []overheadCase {
 
 // TestOverhead checks the exact number of a transaction's requests, and bounds how much
 // more it allocates than the Bigtable client. It counts both, so the result is the same on
-// every machine. docs/design/2026-11-20-hot-path.md explains the bounds.
+// every machine. docs/design/measuring.md says how.
 func TestOverhead(t *testing.T) {
 	e := newOverheadEnv(t)
 	for _, c := range e.cases(t) {

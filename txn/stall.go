@@ -17,7 +17,7 @@ import (
 )
 
 // A commit of several rows must not keep locks while one of its rows does not answer: other clients want
-// the rows that are well (docs/design/2026-11-22-ill-tablets.md). So
+// the rows that are well (docs/design/tablets.md). So
 //
 //   - a commit that finds an ill row waits until it answers, before it locks anything (awaitIll);
 //   - it prewrites the rows that have been ill first, and has its primary elsewhere;

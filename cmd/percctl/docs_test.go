@@ -112,9 +112,6 @@ func TestFilesInDocs(t *testing.T) {
 	t.Parallel()
 	n := map[string]int{}
 	for _, path := range documents(t) {
-		if isNote(path) {
-			continue
-		}
 		for _, m := range pathNames.FindAllStringSubmatch(page(t, path), -1) {
 			if placeholder.MatchString(m[1]) {
 				continue
@@ -127,9 +124,6 @@ func TestFilesInDocs(t *testing.T) {
 		t.Errorf("docs/architecture.md: only %d names were found", found)
 	}
 }
-
-// isNote: design notes keep the names of their date.
-func isNote(path string) bool { return strings.HasPrefix(path, "docs/design/") }
 
 var (
 	testNames = regexp.MustCompile(`\b(?:Test|Fuzz|Example)[A-Z]\w*|\b[a-z_]+_test\.go\b`)
@@ -156,9 +150,6 @@ func TestTestsInDocs(t *testing.T) {
 	}
 	n := 0
 	for _, path := range documents(t) {
-		if isNote(path) {
-			continue
-		}
 		for _, name := range testNames.FindAllString(page(t, path), -1) {
 			n++
 			if !tests[name] {
@@ -280,9 +271,6 @@ func TestNamesInDocs(t *testing.T) {
 	}
 	n := 0
 	for _, path := range documents(t) {
-		if isNote(path) {
-			continue
-		}
 		text := page(t, path)
 		code := append(goBlocks.FindAllString(text, -1), codeSpans.FindAllString(fences.ReplaceAllString(text, ""), -1)...)
 		for _, m := range qualified.FindAllStringSubmatch(strings.Join(code, "\n"), -1) {

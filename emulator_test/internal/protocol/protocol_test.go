@@ -112,7 +112,7 @@ func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
 func TestForUpdate(t *testing.T) { explore(t, forUpdate, forUpdateLonger) }
 
 // TestFollowChanges explores collections that follow changes
-// (docs/design/2026-11-21-collecting-changes.md).
+// (docs/design/collection.md).
 func TestFollowChanges(t *testing.T) { explore(t, follow, followLonger) }
 
 func explore(t *testing.T, scenarios, longer []Scenario) {

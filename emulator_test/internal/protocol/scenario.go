@@ -2,7 +2,7 @@
 // steps: transactions, readers, resolvers, heartbeats, a garbage collection, and requests that
 // are lost, doubled and as late as docs/guarantees.md allows. Explore visits each state that a
 // Scenario can reach, and checks what docs/guarantees.md promises. Each step names the function
-// that it mirrors (docs/design/2026-11-21-protocol-model.md).
+// that it mirrors (docs/design/models-and-tests.md).
 package protocol
 
 // The bounds of a scenario. They bound the size of a state.
@@ -48,7 +48,7 @@ type Scenario struct {
 	Before int
 
 	// ForUpdate are the transactions that first read the newest state of their primary, beside the
-	// request for start_ts, a bit for each (docs/design/2026-11-21-read-for-update.md).
+	// request for start_ts, a bit for each (docs/design/reads.md).
 	ForUpdate uint8
 	// Wide makes transactions lock rows of two cells first as a whole, then cell by cell.
 	Wide bool

@@ -71,7 +71,7 @@ var whole = []Assumption{
 	{
 		ID: "read-plain-whole", Group: "One row at a time", Class: Optional,
 		Title:  "A read without a filter is never torn.",
-		Used:   "nothing: Bigtable's emulator tears such reads (`docs/design/2026-11-20-hot-path.md`)",
+		Used:   "nothing: Bigtable's emulator tears such reads (`docs/design/reads.md`)",
 		Source: reads,
 		Breaks: "Nothing. Plain reads of your own may miss a column, or show one twice.",
 		Advice: avoided,

@@ -44,7 +44,7 @@ func MaxApply() time.Duration { return scale(maxApply) }
 func Fence() time.Duration { return scale(safePointMaxAge + maxApply + slack) }
 
 // MinRetention is the shortest retention that a collector accepts: 10 min. What arrives
-// less late than that does no harm; see the design note on garbage collection.
+// less late than that does no harm; see docs/design/collection.md.
 func MinRetention() time.Duration { return scale(minRetention) }
 
 // HoldGrace is how long a worker token that was not renewed still holds the safe point

@@ -6,5 +6,5 @@
 // notifications then removes its entries. So while a change is pending, its cell has an entry. The
 // notify cell stays the truth: an entry without one asks for nothing.
 //
-// docs/design/2026-11-21-journal.md says when an entry may be removed, and why.
+// docs/design/journal.md says when an entry may be removed, and why.
 package journal

@@ -12,7 +12,7 @@ import (
 )
 
 // A read of the latest state has no timestamp. It reads the newest cells of a row, and shows
-// the row as of T, the newest commit_ts in the answer (docs/design/2026-11-21-latest.md):
+// the row as of T, the newest commit_ts in the answer (docs/design/reads.md):
 //
 //   - A transaction with a lock in the answer and a start_ts above T commits above T, or not at
 //     all. So the row at T does not depend on it. But the transaction may have committed

@@ -27,13 +27,13 @@ import (
 //
 // If the owner reads its lock with a minimum of C or above, its commit at C has not taken
 // effect and never will. So the owner may take a new commit_ts. This is the only case in
-// which it may (hazard 5). docs/design/2026-11-20-min-commit-ts.md has all cases.
+// which it may (hazard 5).
 //
 // A raise costs the owner nothing before it has asked for its commit_ts. So readers may raise
 // as often as they like, until the owner seals the lock (PrimaryCommit.takeNewCommitTS). Then
 // readers above the minimum wait. A raise goes beyond the read's timestamp, so that the next
 // readers pass without a write: by a tenth of the transaction's age, and at most maxAhead
-// (docs/design/2026-11-22-passing-large-commits.md).
+// (docs/design/recovery.md).
 
 const (
 	aheadPart = 10

@@ -17,7 +17,7 @@ import (
 //
 // An expired value hides the older versions of its column, as a delete does. They are expired
 // as well, because they are older. So garbage collection may remove an expired newest value
-// once no read below its expiry is possible any more (docs/design/2026-11-21-expiry.md).
+// once no read below its expiry is possible any more (docs/design/expiry.md).
 type Expiry struct {
 	After tso.Timestamp // in microseconds; 0: values last without limit
 	// Since is when it was set. Clients notice it up to Config.SchemaMaxAge later.

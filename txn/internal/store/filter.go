@@ -15,7 +15,7 @@ import (
 // the end of a Chain at the top. Otherwise the emulator can tear the read: it sends the row
 // by a list of column names, and a writer may change that list meanwhile. An Interleave
 // makes a list of its own, and the filters before it only look at cells (design §9,
-// docs/design/2026-11-20-hot-path.md). The predicate of a conditional mutation needs no
+// docs/design/reads.md). The predicate of a conditional mutation needs no
 // Interleave, because no other write of the row runs at that moment.
 
 // ExactColumn matches exactly the column (family, qualifier). The qualifier may hold any
@@ -208,7 +208,7 @@ func PrewriteConflict(cols []format.Column, startTS tso.Timestamp, exact bool) b
 
 // AnythingSince matches what AnyConflict matches, and the records and marks of all other
 // columns of the row at or above startTS. So if it does not match, nothing prevents a prewrite.
-// It has half of the parts (docs/design/2026-11-21-slim-predicates.md).
+// It has half of the parts (docs/design/commits.md).
 func AnythingSince(cols []format.Column, startTS tso.Timestamp) bigtable.Filter {
 	branches := make([]bigtable.Filter, 0, len(cols)+1)
 	for _, c := range cols {

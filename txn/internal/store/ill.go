@@ -14,7 +14,7 @@ import (
 )
 
 // A tablet that moves, or whose node has failed, answers nothing for some seconds. Its rows are ill
-// (docs/design/2026-11-22-ill-tablets.md): a row is, once a request for it has stalled, and its
+// (docs/design/tablets.md): a row is, once a request for it has stalled, and its
 // tablet is, once a second row of it has. Ill rows have two states:
 //
 //   - closed: nothing is sent to them but probes, one at a time from each client. All else waits,

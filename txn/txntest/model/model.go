@@ -15,7 +15,7 @@
 //	})
 //
 // Requests without the options of [Cluster.Client] reach the emulator at once, and are not counted.
-// What the model has, and what it leaves out: docs/design/2026-11-22-harder-model.md.
+// What the model has, and what it leaves out: docs/design/models-and-tests.md.
 package model
 
 import (

@@ -33,7 +33,7 @@ func NewCmd(s *cli.Streams) *cobra.Command {
 		Short: "Measure a deployment of production size on a model of a cluster",
 		Long: `Measure a deployment of 10 TB, 200 tables, 500 clients, 10,000 commits a second and 100
 workers on a model of a Bigtable cluster, in virtual time: what the model is, and which of
-its numbers are assumed, is in docs/design/2026-11-22-harder-model.md. The command compares each
+its numbers are assumed, is in docs/design/models-and-tests.md. The command compares each
 number with its goal.
 
 With --docs, the command also writes DIR/scale.json, and the tables of DIR/performance.md
