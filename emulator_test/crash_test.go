@@ -277,38 +277,20 @@ func TestCrashMatrix(t *testing.T) {
 	long.NotUnderRace(t, "one fault after the other")
 	t.Parallel()
 	points := 0
-	type kind struct {
-		size      int
-		forUpdate bool // the transaction begins with txn.ForUpdate of its primary
-	}
-	kinds := []kind{{2, true}, {20, false}, {1, false}, {2, false}, {5, false}, {5, true}, {20, true}, {40, false}}
+	sizes := []int{2, 20, 1, 5, 40}
 	if long.Reduced() {
-		kinds = kinds[:2]
+		sizes = sizes[:2]
 	}
-	for _, k := range kinds {
-		size := k.size
-		t.Run(fmt.Sprintf("%d cells, for update: %v", size, k.forUpdate), func(t *testing.T) {
+	for _, size := range sizes {
+		t.Run(fmt.Sprintf("%d cells", size), func(t *testing.T) {
 			crashEnvOf(t, func(t *testing.T, env *txntest.Env, a, b *txn.Client) {
 				transaction := func(cells []txn.Cell) func(context.Context, *txn.Client) {
 					return func(ctx context.Context, c *txn.Client) {
-						var opts []txn.TxnOption
-						if k.forUpdate {
-							opts = append(opts, txn.ForUpdate(cells[0]))
-						}
-						tx, err := c.Begin(ctx, opts...)
+						tx, err := c.Begin(ctx)
 						if err != nil {
 							return
 						}
 						defer tx.Rollback()
-						if k.forUpdate {
-							at := cells[0]
-							if old, _, err := tx.Table(at.Table).GetForUpdate(ctx, at.Row, at.Family, at.Qualifier); err != nil || string(old) != "old" {
-								if ctx.Err() == nil {
-									t.Errorf("GetForUpdate: %q, %v", old, err)
-								}
-								return
-							}
-						}
 						crashWrite(tx, cells)
 						_, _ = tx.Commit(ctx)
 					}
@@ -319,9 +301,6 @@ func TestCrashMatrix(t *testing.T) {
 				commit := 1 + slices.Index(steps, txntest.StepCommit)
 				before := steps[:slices.Index(steps, txntest.StepPrewrite)]
 				want := []txntest.Step{txntest.StepOracle}
-				if k.forUpdate {
-					want = []txntest.Step{txntest.StepOracle, txntest.StepRead} // side by side
-				}
 				if slices.Sort(before); commit < 4 || !slices.Equal(before, want) {
 					t.Fatalf("the requests of the transaction are %v", steps)
 				}

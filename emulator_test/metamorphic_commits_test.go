@@ -43,7 +43,7 @@ func (m *performance) begin(s planStep) error {
 	if len(m.txns) == 5 {
 		return nil
 	}
-	tx, err := m.clients[s.client].Begin(m.ctx, s.txn.options(s)...)
+	tx, err := m.clients[s.client].Begin(m.ctx, s.txn.options()...)
 	if err != nil {
 		return err
 	}
@@ -54,10 +54,6 @@ func (m *performance) begin(s planStep) error {
 	m.txns = append(m.txns, x)
 	err = m.fresh(s.client, tx.StartTS(), 0, 0)
 	m.note(s.client, tx.StartTS())
-	if err == nil && s.txn.ForUpdate {
-		s.kind, s.columns = "get for update", s.columns[:1]
-		err = m.gets(x.reader(), s)
-	}
 	return err
 }
 
@@ -277,21 +273,16 @@ func (m *performance) together(s planStep, commits []*playedTxn, readers []reade
 						found = append(found, fmt.Errorf("Update began at %d, %d had been returned before", tx.StartTS(), before))
 					})
 				}
-				get := tx.Table(cell.Table).Get
-				if s.txn.ForUpdate {
-					get = tx.Table(cell.Table).GetForUpdate
-				}
-				if read.value, present, err = get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
+				if read.value, present, err = tx.Table(cell.Table).Get(ctx, cell.Row, cell.Family, cell.Qualifier); err != nil {
 					return err
 				}
 				v := []byte(fmt.Sprint(s.value, i))
 				last.own[s.table].put(cell.Row, cell.Column(), modelVersion{value: v})
 				tx.Table(cell.Table).Set(cell.Row, cell.Family, cell.Qualifier, v)
 				return nil
-			}, s.txn.options(s)...)
+			}, s.txn.options()...)
 			add(func() { ends = append(ends, end{last, ts, err}) })
-			// What ForUpdate reads counts only if the transaction commits.
-			if last != nil && (err == nil || !s.txn.ForUpdate) {
+			if last != nil {
 				add(func() {
 					text := fmt.Sprintf("%q %v", read.value, present)
 					shown = append(shown, seen{last.tx.StartTS(), []string{text}})

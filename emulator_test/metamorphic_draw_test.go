@@ -88,7 +88,7 @@ func drawConfig(t *rapid.T, slow bool) txn.Config {
 type txnChoice struct {
 	Named                    string
 	Serializable, NoPrefetch bool
-	OnAttempt, ForUpdate     bool
+	OnAttempt                bool
 	MaxAttempts              int
 	SettleWithin             time.Duration
 }
@@ -96,15 +96,11 @@ type txnChoice struct {
 func drawTxn(t *rapid.T) txnChoice {
 	c := txnChoice{Named: pick(t, "name", "", "x"), MaxAttempts: pick(t, "MaxAttempts", 0, 3), NoPrefetch: pick(t, "NoPrefetch", false, false, true), SettleWithin: pick(t, "SettleWithin", 0, 0, 10*time.Second), OnAttempt: rapid.Bool().Draw(t, "OnAttempt")}
 	c.Serializable = below(3).Draw(t, "kind of transaction") == 0
-	c.ForUpdate = rapid.Bool().Draw(t, "ForUpdate")
 	return c
 }
 
-// options returns the options. ForUpdate is for the first cell of the step.
-func (c txnChoice) options(s planStep) (opts []txn.TxnOption) {
-	if c.ForUpdate {
-		opts = append(opts, txn.ForUpdate(cellAt(s.table, s.row, s.columns[0])))
-	}
+// options returns the options.
+func (c txnChoice) options() (opts []txn.TxnOption) {
 	if c.Named != "" {
 		opts = append(opts, txn.Named(c.Named))
 	}

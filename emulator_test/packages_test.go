@@ -3,7 +3,6 @@ package emulator_test
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"cloud.google.com/go/bigtable"
@@ -18,7 +17,6 @@ import (
 // that operations leaves out.
 func packageOperations() []operation {
 	q := txn.Column{Family: "f", Qualifier: "q"}
-	cell := func(row string) txn.Cell { return txn.Cell{Table: "a", Row: row, Family: "f", Qualifier: "q"} }
 	snapshot := func(f func(context.Context, *txn.Snapshot) (any, error), opts ...txn.SnapshotOption) func(context.Context, *txn.Client) (any, error) {
 		return func(ctx context.Context, c *txn.Client) (any, error) {
 			s, err := c.Snapshot(ctx, opts...)
@@ -104,25 +102,11 @@ func packageOperations() []operation {
 			n, err := once(c).Sweep(ctx, time.Millisecond)
 			return fmt.Sprint(string(o.Result), ok, n), err
 		}},
-		{name: "write for update", ahead: true, call: update(func(ctx context.Context, tx *txn.Txn) error {
+		{name: "write for update", call: update(func(ctx context.Context, tx *txn.Txn) error {
 			v, _, err := tx.Table("a").GetForUpdate(ctx, "joe", "f", "q")
 			tx.Table("a").Set("joe", "f", "q", append(v, '+'))
 			return err
-		}, txn.ForUpdate(cell("joe")))},
-		{name: "write for update, and read on", ahead: true, call: func(ctx context.Context, c *txn.Client) (any, error) {
-			if _, err := c.Timestamp(ctx); err != nil { // without one, the client does not read first
-				return nil, err
-			}
-			return update(func(ctx context.Context, tx *txn.Txn) error {
-				v, _, err := tx.Table("a").GetForUpdate(ctx, "joe", "f", "q")
-				if err != nil {
-					return err
-				}
-				w, _, err := tx.Table("a").Get(ctx, "sue", "f", "q")
-				tx.Table("a").Set("joe", "f", "q", slices.Concat(v, w))
-				return err
-			}, txn.ForUpdate(cell("joe")))(ctx, c)
-		}},
+		})},
 		{name: "write that settles", call: update(func(_ context.Context, tx *txn.Txn) error {
 			tx.Table("a").Set("bob", "f", "q", []byte("30"))
 			return nil

@@ -50,9 +50,6 @@ type historySession struct {
 	x      *historyTxn     // the transaction's attempt
 	tx     *txn.Txn
 	gaveUp bool // the commit
-	// first is the cell that GetForUpdate has returned, perhaps from before the start timestamp. The
-	// transaction relies on it once another read, or the commit, has succeeded.
-	first func(*historyModel) error
 }
 
 // maybe reports whether a read or the transaction has an option: the first that can, and most others.
@@ -143,15 +140,6 @@ func (s *historySession) refused(point bool, err error) (bool, error) {
 	}
 }
 
-// relied is called after each successful read of the transaction: what it has read before is of the same
-// state.
-func (s *historySession) relied() {
-	if s.first != nil {
-		s.check(s.first)
-		s.first = nil
-	}
-}
-
 func (s *historySession) saw(what string, table, one string, at tso.Timestamp, own modelTable, q query, rows []bigtable.Row) {
 	what = fmt.Sprintf("%s: %s of %s at %d, %v", s.name, what, table, at, q)
 	in := s.epochNow()
@@ -188,7 +176,7 @@ func (s *historySession) outlive(ctx context.Context) error {
 
 // begin begins an attempt of the session's transaction.
 func (s *historySession) begin(tx *txn.Txn) {
-	s.tx, s.first, s.ends = tx, nil, nil
+	s.tx, s.ends = tx, nil
 	s.x = &historyTxn{
 		name: s.name, start: tx.StartTS(), own: map[string]modelTable{}, locks: map[txn.Cell]bool{}, acks: map[txn.Cell]bool{},
 		serializable: s.plan.Options.Has("Serializable"), epoch: s.epochNow(),
@@ -263,15 +251,7 @@ func (s *historySession) get(ctx context.Context, cell txn.Cell, forUpdate bool)
 		return err
 	}
 	what, in, at := fmt.Sprintf("%s: Get at %d (for update: %v)", s.name, s.x.start, forUpdate), s.epochNow(), s.x.start
-	seen := func(m *historyModel) error { return m.cell(what, in, cell, at, own, v, ok) }
-	if forUpdate && s.first == nil {
-		s.first = seen
-	} else {
-		if len(own[cell.Row][cell.Column()]) == 0 { // otherwise it reads nothing
-			s.relied()
-		}
-		s.check(seen)
-	}
+	s.check(func(m *historyModel) error { return m.cell(what, in, cell, at, own, v, ok) })
 	s.validate(cell.Table, []string{cell.Row}, query{columns: []txn.Column{cell.Column()}})
 	if forUpdate {
 		s.x.locks[cell] = true
@@ -296,7 +276,6 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 			return wrong
 		}
 		if err == nil {
-			s.relied()
 			s.validate("a", []string{row}, q)
 			s.saw("ReadRow "+row, "a", row, s.x.start, own, q, some(r))
 		}
@@ -312,7 +291,6 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 			return wrong
 		}
 		if err == nil {
-			s.relied()
 			s.saw("ReadRows", "a", "", s.x.start, own, q, rows)
 			if q.limit == 0 {
 				one := q
@@ -336,7 +314,6 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 		if err != nil {
 			return err
 		}
-		s.relied()
 		in, at, what := s.epochNow(), s.x.start, s.name+": several tables"
 		for _, c := range cells {
 			v, ok := got[c]
@@ -362,7 +339,6 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 		if err != nil {
 			return err
 		}
-		s.relied()
 		s.expires("a", s.x.start, bigtable.Timestamp(o.ChangeTS))
 		what, at, in := s.name+": Observe", s.x.start, s.epochNow()
 		s.check(func(m *historyModel) error {
@@ -394,7 +370,6 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 		if err != nil {
 			return err
 		}
-		s.relied()
 		what := fmt.Sprintf("%s: the row with key %s at %d", s.name, key, at)
 		s.check(func(m *historyModel) error {
 			owners := m.keyOwners(uniqueColumn, at, nil)[key]
@@ -497,7 +472,6 @@ var historyOperations = map[string]func(s *historySession, ctx context.Context) 
 		if err != nil {
 			return err
 		}
-		s.relied()
 		s.saw("ReadRow "+row, "a", row, s.x.start, own, query{}, some(r))
 		if err := s.tx.Table("a").DeleteRow(ctx, row); err != nil {
 			return err
@@ -595,24 +569,12 @@ func (s *historySession) run(ctx context.Context) error {
 		s.use("Named")
 		opts = append(opts, txn.Named("session"))
 	}
-	var forUpdate *txn.Cell
-	if s.maybe("ForUpdate") {
-		s.use("ForUpdate")
-		c := historyCell("a", s.row(), historyColumns[s.rnd.IntN(4)])
-		forUpdate = &c
-		opts = append(opts, txn.ForUpdate(c))
-		if s.rnd.IntN(2) == 0 {
-			defer s.rival(c)()
-		}
+	if s.rnd.IntN(6) == 0 {
+		defer s.rival(historyCell("a", s.row(), historyColumns[s.rnd.IntN(4)]))()
 	}
 	whole := false
 	body := func(ctx context.Context, tx *txn.Txn) error {
 		s.begin(tx)
-		if forUpdate != nil && s.plan.Begins {
-			if err := s.get(ctx, *forUpdate, true); err != nil {
-				return err
-			}
-		}
 		for _, op := range s.plan.Ops {
 			s.pause(6, 15*time.Second)
 			if err := historyOperations[op](s, ctx); err != nil {
@@ -678,7 +640,6 @@ func (s *historySession) committed(ts tso.Timestamp, err error) error {
 		})
 	case errors.As(err, &unknown):
 		if x.start == unknown.StartTS {
-			s.relied()
 		}
 		return s.settle(s.process(s.rnd.IntN(combination.Clients)), x, unknown)
 	case errors.Is(err, txn.ErrConflict):
@@ -695,7 +656,6 @@ func (s *historySession) committed(ts tso.Timestamp, err error) error {
 	case err != nil:
 		return err
 	default:
-		s.relied()
 		s.counts.add("commits", 1)
 		if ts == x.start { // it wrote nothing
 			return nil

@@ -127,9 +127,6 @@ func (c *commit) mayCommit(ctx context.Context, commitTS tso.Timestamp) error {
 	if err := c.client.resolver.SafePoint.CheckWrite(ctx, c.startTS); err != nil {
 		return err
 	}
-	if err := c.txn.first.checkWrite(ctx, c.client.resolver, c.startTS); err != nil {
-		return err
-	}
 	// Before the commit point: no scan of the journal must miss a change that may be pending.
 	if err := c.entries.Wait(ctx); err != nil {
 		return err

@@ -71,7 +71,7 @@
 // mutations. A transaction with a name prefetches the columns that transactions of that
 // name usually read ([Named]). A snapshot that may be a little old need not ask the oracle
 // ([MaxStaleness]), and a read of one row at its present does not ask at all
-// ([Client.Latest]). A transaction that begins with a read of one cell reads meanwhile ([ForUpdate]).
+// ([Client.Latest]).
 // Reads from many goroutines of one transaction can share requests (Config.BatchReads); a
 // list of rows in one [View.ReadRows] always does.
 //

@@ -29,7 +29,7 @@ func (i inside) Resolver() *recovery.Resolver { return i.t.client.resolver }
 
 func (i inside) StartTS() tso.Timestamp { return i.t.StartTS() }
 
-func (i inside) BeforeRead(ctx context.Context) error { return i.t.beforeRead(ctx) }
+func (i inside) CheckReadable() error { return i.t.checkReadable() }
 
 func (i inside) Observing(ctx context.Context, table string) (context.Context, func(error) error) {
 	t := i.t

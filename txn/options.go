@@ -3,7 +3,6 @@ package txn
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 	"time"
 
@@ -38,7 +37,6 @@ type txnOptions struct {
 	serializable bool
 	maxAttempts  int
 	noPrefetch   bool
-	forUpdate    *Cell
 	settleWithin time.Duration
 	onAttempt    func(context.Context, Attempt)
 	becameTooOld bool // set by Update: garbage collection has passed the transaction
@@ -51,8 +49,6 @@ func (o *txnOptions) check() error {
 		return format.Invalidf("MaxAttempts(%d); it has to be positive, or 0 for no bound", o.maxAttempts)
 	case o.settleWithin < 0:
 		return format.Invalidf("SettleWithin(%v); it has to be positive, or 0 to leave outcomes unknown", o.settleWithin)
-	case o.forUpdate != nil && format.CheckCell(*o.forUpdate) != nil:
-		return fmt.Errorf("txn: ForUpdate: %w", format.CheckCell(*o.forUpdate))
 	}
 	return nil
 }

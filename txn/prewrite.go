@@ -113,7 +113,7 @@ func prewriteWholeRow(ctx context.Context, c *commit, row *store.RowWrites) (loc
 		return false, err
 	}
 	row.Sent(time.Now())
-	matched, err := row.Table.CheckAndMutate(ctx, row.Row, orChanged(c, row, store.AnyConflictInRow(c.startTS)), nil, lockMutation(c, row))
+	matched, err := row.Table.CheckAndMutate(ctx, row.Row, store.AnyConflictInRow(c.startTS), nil, lockMutation(c, row))
 	row.Answered()
 	row.Unanswered = err != nil
 	if store.Permanent(err) {
@@ -136,7 +136,7 @@ func prewriteCells(ctx context.Context, c *commit, row *store.RowWrites) error {
 		}
 		row.Touched = true
 		s.begin(row)
-		matched, err := c.lockCells(ctx, row, orChanged(c, row, store.PrewriteConflict(cols, c.startTS, exact)))
+		matched, err := c.lockCells(ctx, row, store.PrewriteConflict(cols, c.startTS, exact))
 		if err == nil {
 			row.Answered()
 		}
@@ -235,15 +235,6 @@ func (s *streak) awaited(waited time.Duration) {
 	s.first, s.last, s.from = s.first.Add(waited), s.last.Add(waited), time.Time{}
 }
 
-// orChanged is f, and matches also if the cell of ForUpdate has a record above the version that the
-// transaction has read.
-func orChanged(c *commit, row *store.RowWrites, f bigtable.Filter) bigtable.Filter {
-	if version, ok := c.txn.first.of(row); ok {
-		return store.Interleave(f, store.WrittenAfter(c.txn.first.cell.Column(), version))
-	}
-	return f
-}
-
 // lockMutation returns the mutation that writes the value and the lock of each cell, at
 // start_ts.
 func lockMutation(c *commit, row *store.RowWrites) *bigtable.Mutation {
@@ -299,7 +290,7 @@ func lockOf(c *commit, w *store.Write) format.Lock {
 // If inspect returns neither locked nor an error, nothing prevents the prewrite any more, and
 // the caller sends it again.
 func inspect(ctx context.Context, c *commit, row *store.RowWrites) (locked bool, err error) {
-	raw, err := row.Table.TryReadRow(ctx, row.Row, orChanged(c, row, store.NewestConflicts(row.Columns(), c.startTS)))
+	raw, err := row.Table.TryReadRow(ctx, row.Row, store.NewestConflicts(row.Columns(), c.startTS))
 	if err != nil {
 		return false, err
 	}

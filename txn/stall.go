@@ -91,7 +91,7 @@ func (c *commit) awaitIll(ctx context.Context) error {
 	}
 	c.ill = true
 	c.txn.attempt.releaseLatch() // that of the previous attempt
-	if i := slices.IndexFunc(c.rows, func(r *store.RowWrites) bool { return !isIll(r) }); i > 0 && c.txn.first == nil {
+	if i := slices.IndexFunc(c.rows, func(r *store.RowWrites) bool { return !isIll(r) }); i > 0 {
 		c.rows = slices.Clone(c.rows)
 		c.rows[0], c.rows[i] = c.rows[i], c.rows[0]
 		c.primary = c.rows[0].Writes[0].Cell

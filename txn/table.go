@@ -42,14 +42,9 @@ func (t *Table) Notify(row, family, qualifier string) {
 	t.txn.buffer.AddNotification(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
 }
 
-// GetForUpdate is Get and, if that succeeds, Lock. With the option [ForUpdate], the first call of a
-// transaction sends no request.
+// GetForUpdate is Get and, if that succeeds, Lock.
 func (t *Table) GetForUpdate(ctx context.Context, row, family, qualifier string) (value []byte, ok bool, err error) {
-	value, ok, known := t.txn.takeFirst(Cell{Table: t.name, Row: row, Family: family, Qualifier: qualifier})
-	if !known {
-		value, ok, err = t.get(ctx, row, family, qualifier, true)
-	}
-	if err == nil {
+	if value, ok, err = t.get(ctx, row, family, qualifier, true); err == nil {
 		t.Lock(row, family, qualifier)
 	}
 	return value, ok, err

@@ -62,7 +62,7 @@ func (t *Txn) mayQueue(ctx context.Context) bool {
 	if t == nil {
 		return false
 	}
-	if t.attempt.inUpdate && t.first == nil && t.client.latches.Any() {
+	if t.attempt.inUpdate && t.client.latches.Any() {
 		return true
 	}
 	_ = t.pin(ctx) // if it fails, so does the read: ctx has ended
@@ -175,18 +175,6 @@ func (t *Txn) giveUpEarly(cell Cell) error {
 	t.client.resolver.Counters.Conflicts.Add(1)
 	t.client.resolver.Counters.EarlyConflicts.Add(1)
 	return &ConflictError{Cell: cell, StartTS: t.startTS, Reason: format.ConflictLock}
-}
-
-// queueForUpdate waits for the turn of a transaction that names the cell of its first read (ForUpdate).
-func (t *Txn) queueForUpdate(ctx context.Context) error {
-	if cell := t.opts.forUpdate; cell != nil && t.attempt.inUpdate && t.attempt.latch == nil && t.client.latches.Expects(*cell, true) {
-		if err := t.queue(ctx, []Cell{*cell}); err != nil {
-			return err
-		}
-		_, err := t.attempt.latch.Pause(ctx)
-		return err
-	}
-	return nil
 }
 
 // queue waits for the client's other transactions that write some cells.

@@ -36,7 +36,6 @@ type Txn struct {
 	attempt  *attempt
 	hold     *recovery.Hold // keeps garbage collection below startTS
 	reads    reads
-	first    *firstRead // nil if nothing was read beside the request for startTS
 
 	span        telemetry.Span // records only if the transaction is sampled
 	contextSpan trace.Span     // the same span for contexts, sampled or not; nil without an SDK
@@ -70,17 +69,14 @@ func begin(ctx context.Context, c *Client, a *attempt, opts []TxnOption) (*Txn, 
 		t.report = &Attempt{Name: t.opts.name, Number: a.number}
 	}
 	t.beginTrace(ctx, a)
-	err := t.queueForUpdate(ctx)
-	if err == nil {
-		err = t.takeStartAndRead(t.withTrace(ctx))
-	}
+	ts, err := c.Timestamp(t.withTrace(ctx))
 	if err != nil {
 		t.measureEnd(ctx, telemetry.OutcomeFailed, 0, err)
 		c.resolver.Leave()
 		return nil, err
 	}
-	t.noteStart(t.startTS)
-	t.hold = c.resolver.Holds.Add(t.first.oldest(t.startTS), true)
+	t.noteStart(ts)
+	t.hold = c.resolver.Holds.Add(ts, true)
 	t.reads.init(&c.reads, t.opts.name, !t.opts.noPrefetch)
 	c.resolver.Counters.Begun.Add(1)
 	return t, nil
@@ -122,15 +118,6 @@ func (t *Txn) checkReadable() error {
 		return errDone
 	}
 	return t.client.resolver.CheckOpen()
-}
-
-// beforeRead fails if the transaction may not read, or if it would see another state than what it
-// has read for [ForUpdate].
-func (t *Txn) beforeRead(ctx context.Context) error {
-	if err := t.checkReadable(); err != nil {
-		return err
-	}
-	return t.first.verify(ctx, t.client.resolver, t.startTS)
 }
 
 // noteExpiry makes a serializable transaction commit before a value expires that it has read.
@@ -332,37 +319,6 @@ func (t *Txn) withTrace(ctx context.Context) context.Context {
 		return ctx
 	}
 	return trace.ContextWithSpan(ctx, t.contextSpan)
-}
-
-// takeStartAndRead takes the start timestamp and reads the cell of ForUpdate beside it.
-func (t *Txn) takeStartAndRead(ctx context.Context) (err error) {
-	if t.opts.forUpdate == nil {
-		t.startTS, err = t.client.Timestamp(ctx)
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	read := make(chan *firstRead, 1)
-	go func() { read <- readFirst(ctx, t.client.resolver, *t.opts.forUpdate) }()
-	if t.startTS, err = t.client.Timestamp(ctx); err != nil {
-		cancel()
-		<-read
-		return err
-	}
-	if f := <-read; f != nil && f.version < t.startTS {
-		t.first = f
-	}
-	return nil
-}
-
-// takeFirst returns what was read beside the request for start_ts, for GetForUpdate. known is false
-// if the client has to read the cell, because it is not the first thing that the transaction does: it
-// would not be the primary.
-func (t *Txn) takeFirst(cell Cell) (value []byte, present, known bool) {
-	if t.first != nil && t.checkReadable() == nil {
-		value, present, known = t.first.take(cell, &t.buffer)
-	}
-	return value, present, known
 }
 
 // beginTrace begins the transaction's span.

@@ -221,7 +221,7 @@ func (v *View) traced(ctx context.Context) (context.Context, telemetry.Span) {
 // sel.
 func (v *View) open(ctx context.Context, sel store.Selection) (*store.Table, error) {
 	if v.txn != nil {
-		if err := v.txn.beforeRead(ctx); err != nil {
+		if err := v.txn.checkReadable(); err != nil {
 			return nil, err
 		}
 	}

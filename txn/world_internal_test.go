@@ -249,11 +249,11 @@ func TestCommitWithFaults(t *testing.T) {
 		"only notified":   {do: committing(notify)},
 		"bound":           {once: true, do: committing(func(_ context.Context, tx *Txn) error { setCells(tx, "p:q"); tx.CommitBefore(base + 200); return nil })},
 		"below the bound": {once: true, do: committing(func(_ context.Context, tx *Txn) error { setCells(tx, "p:q"); tx.CommitBefore(base + 201); return nil })},
-		"for update": {beside: true, setup: func(w *world) { w.write("p:q") }, do: committing(func(ctx context.Context, tx *Txn) error {
+		"for update": {setup: func(w *world) { w.write("p:q") }, do: committing(func(ctx context.Context, tx *Txn) error {
 			v, ok, err := tx.Table("a").GetForUpdate(ctx, "p", "f", "q")
 			tx.Table("a").Set("p", "f", "q", append(v, fmt.Sprint(ok)...))
 			return err
-		}, ForUpdate(cell))},
+		})},
 		// A reader passes the lock, so the commit takes another timestamp.
 		"passed": {cfg: Config{PassLocks: true}, beside: true, setup: func(w *world) {
 			w.before["2 change p"] = func() {

@@ -38,9 +38,8 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 		return list, nil
 	}
 	run := func(ctx context.Context, w *Worker, plan []history.Op) error {
-		// What is read beside the request for start_ts counts only if the transaction commits.
 		forUpdate := plan[0].F == history.Append && w.Rand.IntN(2) == 0
-		body := func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
+		return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) ([]history.Op, error) {
 			var done []history.Op
 			for i, o := range plan {
 				list, err := get(ctx, tx, o.Key, forUpdate && i == 0)
@@ -59,11 +58,7 @@ func Append(name string, level history.Level, options ...txn.TxnOption) *Workloa
 				done = append(done, o)
 			}
 			return done, nil
-		}
-		if forUpdate {
-			return w.attemptForUpdate(ctx, cell(plan[0].Key), body)
-		}
-		return w.attempt(ctx, body)
+		})
 	}
 	key := func(w *Worker, i int) string { return w.row("k" + strconv.Itoa(i)) }
 	return &Workload{

@@ -285,7 +285,7 @@ func Columns() *Workload {
 			chosen := w.Rand.Perm(columnRows)[:1+w.Rand.IntN(2)]
 			next := []columnRow{{n: w.nextElement()}, {n: w.nextElement()}}
 			forUpdate := w.Rand.IntN(2) == 0
-			body := func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
+			return w.attempt(ctx, func(ctx context.Context, tx *txn.Txn) (ops []history.Op, err error) {
 				after := map[register]columnRow{}
 				for j, i := range chosen {
 					r := at(w, i)
@@ -310,11 +310,7 @@ func Columns() *Workload {
 					err = check(ctx, w, viewOf(tx), after)
 				}
 				return ops, err
-			}
-			if first := at(w, chosen[0]); forUpdate {
-				return w.attemptForUpdate(ctx, txn.Cell{Table: first.table, Row: first.row, Family: first.family, Qualifier: first.qualifier}, body)
-			}
-			return w.attempt(ctx, body)
+			})
 		},
 		ReadAll: readAll,
 	}

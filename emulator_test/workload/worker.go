@@ -247,16 +247,6 @@ func (w *Worker) attempt(ctx context.Context, body func(context.Context, *txn.Tx
 	return w.attemptAs(ctx, history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}, w.Options, body, asRead)
 }
 
-// attemptForUpdate is attempt for a transaction that begins with GetForUpdate of a cell. If it
-// fails, its reads say nothing: the first one may have been of another state.
-func (w *Worker) attemptForUpdate(ctx context.Context, cell txn.Cell, body func(context.Context, *txn.Txn) ([]history.Op, error)) error {
-	if w.Pause != nil {
-		w.Pause()
-	}
-	r := history.Record{Type: history.Invoke, Process: w.Process, Time: time.Now().UnixNano()}
-	return w.attemptAs(ctx, r, append([]txn.TxnOption{txn.ForUpdate(cell)}, w.Options...), body, withoutReads)
-}
-
 // attemptAs is attempt with options. r is the beginning of the transaction's record, and failed
 // returns what to record if it does not commit.
 func (w *Worker) attemptAs(ctx context.Context, r history.Record, options []txn.TxnOption, body func(context.Context, *txn.Txn) ([]history.Op, error), failed func([]history.Op) []history.Op) error {
@@ -298,10 +288,6 @@ func (w *Worker) attemptAs(ctx context.Context, r history.Record, options []txn.
 }
 
 func asRead(ops []history.Op) []history.Op { return ops }
-
-func withoutReads(ops []history.Op) []history.Op {
-	return slices.DeleteFunc(slices.Clone(ops), func(o history.Op) bool { return o.F == history.Read })
-}
 
 func unread(ops []history.Op) []history.Op {
 	out := slices.Clone(ops)

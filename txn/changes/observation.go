@@ -133,7 +133,7 @@ func Observe(ctx context.Context, tx *txn.Txn, cell format.Cell) (*Observation, 
 		return nil, err
 	}
 	t := access.TransactionOf(tx)
-	if err := t.BeforeRead(ctx); err != nil {
+	if err := t.CheckReadable(); err != nil {
 		return nil, err
 	}
 	r := t.Resolver()

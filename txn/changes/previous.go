@@ -27,7 +27,7 @@ func Previous(ctx context.Context, tx *txn.Txn, o *Observation, observer string)
 		return nil, false, nil
 	}
 	t := access.TransactionOf(tx)
-	if err := t.BeforeRead(ctx); err != nil {
+	if err := t.CheckReadable(); err != nil {
 		return nil, false, err
 	}
 	r := t.Resolver()

@@ -96,9 +96,6 @@ func (e *ConflictError) Error() string {
 	case ConflictMarker:
 		return fmt.Sprintf("percolator: %v: %s has the rollback marker of the transaction that started at %d, after this one's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 	}
-	if e.ConflictTS < e.StartTS { // see txn.ForUpdate
-		return fmt.Sprintf("percolator: %v: %s was written after the transaction that started at %d had read it", ErrConflict, e.Cell, e.StartTS)
-	}
 	return fmt.Sprintf("percolator: %v: %s was written at %d, after this transaction's start at %d", ErrConflict, e.Cell, e.ConflictTS, e.StartTS)
 }
 

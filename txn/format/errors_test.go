@@ -51,7 +51,6 @@ func TestErrorTextsOfConflicts(t *testing.T) {
 		says []string
 	}{
 		{ConflictError{Reason: ConflictWrite, StartTS: 70, ConflictTS: 80}, []string{"was written at 80, after this transaction's start at 70"}},
-		{ConflictError{Reason: ConflictWrite, StartTS: 70, ConflictTS: 60}, []string{"was written after the transaction that started at 70 had read it"}},
 		{ConflictError{Reason: ConflictLock, StartTS: 70, ConflictTS: 60}, []string{"is locked by the transaction that started at 60; this one started at 70"}},
 		{ConflictError{Reason: ConflictMarker, StartTS: 70, ConflictTS: 80}, []string{"has the rollback marker of the transaction that started at 80, after this one's start at 70"}},
 		{ConflictError{Reason: ConflictRolledBack, StartTS: 70}, []string{"another client rolled back the transaction that started at 70"}},

@@ -13,7 +13,7 @@ import (
 var Sessions = []string{
 	"Get", "ReadRow", "ReadRows", "several tables", "page", "Latest", "Snapshot", "index read",
 	"Columns", "Families", "Qualifiers", "KeysOnly", "CellsPerRow", "Limit", "Reverse",
-	"GetForUpdate", "ForUpdate", "Serializable", "Observe", "Lock", "Delete", "DeleteRow", "indexed write", "many rows",
+	"GetForUpdate", "Serializable", "Observe", "Lock", "Delete", "DeleteRow", "indexed write", "many rows",
 	"idempotency", "Named",
 }
 
@@ -36,7 +36,7 @@ var Operations = []string{
 // chances says of each option of a session in how many sessions it is drawn once.
 var chances = map[string]int{
 	"Columns": 3, "Families": 5, "Qualifiers": 5, "KeysOnly": 5, "CellsPerRow": 5, "Limit": 5, "Reverse": 5,
-	"ForUpdate": 3, "Serializable": 4, "idempotency": 6, "Named": 2,
+	"Serializable": 4, "idempotency": 6, "Named": 2,
 }
 
 // The operations that the options of reads belong to.
@@ -108,7 +108,6 @@ func (s Set) String() string {
 // A Session says what one session of a client does.
 type Session struct {
 	Options Set
-	Begins  bool // with the read that the option ForUpdate is for
 	Ops     []string
 	// Uses are the features that it has used when all its operations have run.
 	Uses Set
@@ -214,11 +213,7 @@ func drawSession(rnd *rand.Rand, wants, on Set) (s Session) {
 		s.Options |= Of(f)
 	}
 	rnd.Shuffle(len(s.Ops), func(i, j int) { s.Ops[i], s.Ops[j] = s.Ops[j], s.Ops[i] })
-	s.Begins = rnd.IntN(8) > 0
 	s.Uses = s.Options | Of(s.Ops...)
-	if s.Uses.Has("ForUpdate") && s.Begins {
-		s.Uses |= Of("GetForUpdate")
-	}
 	if s.Uses&Of("GetForUpdate", "Observe") != 0 {
 		s.Uses |= Of("Get")
 	}

@@ -18,13 +18,6 @@ func since(m *machine, s *state, cell int, ts uint8) bool {
 	return false
 }
 
-// changed reports whether a cell has a record above the version that a transaction read for its
-// update.
-func changed(m *machine, s *state, t, cell int) bool {
-	_, commit := s.newestRecord(m, cell, s.clock)
-	return s.txns[t].read != 0 && cell == m.txns[t].primary && commit > s.txns[t].version && !m.is(ForUpdateChecksStart)
-}
-
 func locked(m *machine, s *state, cell int) bool {
 	return s.cells[cell].locks != 0 && !m.is(PrewriteIgnoresLocks)
 }
@@ -34,7 +27,7 @@ func locked(m *machine, s *state, cell int) bool {
 func applyFirst(m *machine, s *state, t, row int) (ok bool) {
 	x := &m.txns[t]
 	for _, cell := range m.inRow[m.Rows[x.rows[row][0]]] {
-		if since(m, s, cell, s.txns[t].start) || changed(m, s, t, cell) || ((m.Wide || x.writes&bit(cell) != 0) && locked(m, s, cell)) {
+		if since(m, s, cell, s.txns[t].start) || ((m.Wide || x.writes&bit(cell) != 0) && locked(m, s, cell)) {
 			return false
 		}
 	}
@@ -46,7 +39,7 @@ func applyFirst(m *machine, s *state, t, row int) (ok bool) {
 func applyPart(m *machine, s *state, t, row, part int) (ok bool) {
 	cells := m.part(t, row, part)
 	for _, cell := range cells {
-		if since(m, s, cell, s.txns[t].start) || changed(m, s, t, cell) || locked(m, s, cell) {
+		if since(m, s, cell, s.txns[t].start) || locked(m, s, cell) {
 			return false
 		}
 	}

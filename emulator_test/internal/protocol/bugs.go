@@ -58,11 +58,6 @@ const (
 	ClaimAfterUnknown      // the client claims a commit with an unknown outcome
 	NumberBelowClaim       // a commit gets the client's number though its claim is at or above S
 
-	// Reads for an update, beside the request for start_ts.
-	ForUpdateChecksStart      // the prewrite looks for records at or above S, and not above the read version
-	ForUpdateIgnoresSafePoint // the safe point is compared with S alone
-	ForUpdateIgnoresLocks     // the read does not look for locks
-
 	// Of Progress.
 	EverybodyWaits // also a younger transaction waits for an older one's lock
 	NobodyWaits    // also an older transaction gives up
@@ -116,9 +111,6 @@ func (b Bug) String() string {
 		"claim before secondaries",
 		"claim after unknown",
 		"number below claim",
-		"for update checks start",
-		"for update ignores safe point",
-		"for update ignores locks",
 		"everybody waits",
 		"nobody waits",
 		"nobody resolves",

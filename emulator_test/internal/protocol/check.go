@@ -24,9 +24,6 @@ func violation(m *machine, s *state) string {
 				return fmt.Sprintf("the abort of T%d has left out its row %d, which it may have locked", t+1, row)
 			}
 		}
-		if p := m.txns[t].primary; y.committed != 0 && y.read != 0 && y.read != 1+s.expected(m, p, y.committed-1) {
-			return fmt.Sprintf("lost update: T%d read %s, and %s was committed before it", t+1, value(y.read-1), value(s.expected(m, p, y.committed-1)))
-		}
 		for i := range t {
 			z := &s.txns[i]
 			if y.committed != 0 && z.committed != 0 && m.txns[i].writes&m.txns[t].writes != 0 && y.start < z.committed && z.start < y.committed {

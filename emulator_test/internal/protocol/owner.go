@@ -26,16 +26,7 @@ func (o *steps) add(what string, a, b int, change func(*state)) {
 func owner(o *steps, t int) {
 	m, s := o.m, o.from
 	x, y := &m.txns[t], &s.txns[t]
-	if m.ForUpdate&bit(t) != 0 && (y.phase == idle && y.read == 0 || y.phase == started) {
-		readForUpdate(o, t)
-	}
 	switch {
-	case y.phase == idle && m.ForUpdate&bit(t) != 0 && y.read == 0:
-		o.add("T%d starts", t, 0, func(n *state) {
-			n.clock++
-			n.txns[t].start, n.txns[t].phase = n.clock, started
-		})
-		return
 	case y.phase == idle && m.Follow && len(x.rows) > 1:
 		o.add("T%d starts", t, 0, func(n *state) {
 			n.clock++
@@ -49,15 +40,13 @@ func owner(o *steps, t int) {
 			sendPrewrites(m, n, t)
 		})
 		return
-	case y.phase == started && m.ForUpdate&bit(t) == 0:
+	case y.phase == started:
 		o.add("T%d sends its prewrites", t, 0, func(n *state) {
 			if n.txns[t].start > n.claimed || m.is(NumberBelowClaim) {
 				n.txns[t].numbered = 1
 			}
 			sendPrewrites(m, n, t)
 		})
-		return
-	case y.phase == started:
 		return
 	}
 	for row := range x.rows {
@@ -114,32 +103,6 @@ func sendPrewrites(m *machine, n *state, t int) {
 	n.txns[t].phase = prewriting
 	for row := range m.txns[t].rows {
 		n.txns[t].rows[row] = rowState{status: waitFirst, sent: reqFirst}
-	}
-}
-
-// readForUpdate adds a read of the newest state of the primary. If it finds a lock, or a version
-// that is not below start_ts, the transaction reads at start_ts. The scenarios with readers check
-// that, and the owner forgets the first read.
-func readForUpdate(o *steps, t int) {
-	m, s := o.m, o.from
-	p := m.txns[t].primary
-	_, commit := s.newestRecord(m, p, s.clock)
-	start := s.txns[t].start
-	if s.cells[p].locks == 0 || m.is(ForUpdateIgnoresLocks) {
-		o.add("T%d reads the newest state for its update", t, 0, func(n *state) {
-			z := &n.txns[t]
-			z.read, z.version, z.asOf = 1+n.shows(m, p, n.clock), commit, n.clock
-			if start != 0 {
-				z.asOf = start
-				if commit >= start {
-					z.read, z.version, z.asOf = 0, 0, 0
-				}
-				sendPrewrites(m, n, t)
-			}
-		})
-	}
-	if start != 0 {
-		o.add("T%d reads at its start_ts", t, 0, func(n *state) { sendPrewrites(m, n, t) })
 	}
 }
 
@@ -327,7 +290,7 @@ func inspect(o *steps, t, row, part int) {
 			own++
 		}
 		others = others || (s.cells[cell].locks&^bit(t) != 0 && !m.is(PrewriteIgnoresLocks))
-		conflict = conflict || since(m, s, cell, s.txns[t].start) || changed(m, s, t, cell)
+		conflict = conflict || since(m, s, cell, s.txns[t].start)
 	}
 	for _, cell := range m.inRow[m.Rows[x.rows[row][0]]] {
 		conflict = conflict || (s.markerOf(cell, t) && !m.is(PrewriteIgnoresMarkers))

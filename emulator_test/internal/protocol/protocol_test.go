@@ -26,11 +26,10 @@ var (
 	// crossed are two transactions whose primary is the other's secondary.
 	crossed = [][]Write{puts(0, 1), puts(1, 0)}
 	// wide is a row of two cells, and one of one.
-	wide            = []int{0, 0, 1}
-	wideCrossed     = [][]Write{puts(0, 1, 2), puts(2, 1)}
-	threeRows       = []int{0, 1, 2}
-	updateAndDelete = [][]Write{puts(0), puts(0), {{0, Delete}}}
-	deletes         = [][]Write{puts(0, 1), {{1, Delete}}}
+	wide        = []int{0, 0, 1}
+	wideCrossed = [][]Write{puts(0, 1, 2), puts(2, 1)}
+	threeRows   = []int{0, 1, 2}
+	deletes     = [][]Write{puts(0, 1), {{1, Delete}}}
 )
 
 // scenarios are explored completely by each run of the tests.
@@ -49,22 +48,6 @@ var scenarios = []Scenario{
 	{Name: "collect a delete", Rows: twoRows, Txns: deletes, Collect: true, Duplicates: 1},
 	{Name: "collect a version", Rows: twoRows, Txns: [][]Write{puts(0, 1), puts(0)}, Collect: true, Duplicates: 1},
 	{Name: "collect and read latest", Rows: twoRows, Txns: deletes, Collect: true, Readers: []Reader{{Cell: 1, Latest: true}}},
-}
-
-// forUpdate are scenarios of reads for an update.
-var forUpdate = []Scenario{
-	{Name: "update twice", ForUpdate: 3, Rows: []int{0}, Txns: [][]Write{puts(0), puts(0)}, Timeouts: 2, Duplicates: 2},
-	{Name: "update and delete", ForUpdate: 1, Rows: []int{0}, Txns: [][]Write{puts(0), puts(0), {{0, Delete}}}},
-	{Name: "update of a secondary's row", ForUpdate: 1, Rows: twoRows, Txns: [][]Write{puts(0), puts(1, 0)}, Readers: []Reader{{Cell: 0}}, Timeouts: 1},
-	{Name: "update in a wide row", ForUpdate: 1, Wide: true, Rows: wide, Txns: [][]Write{puts(0, 1), puts(2, 1, 0)}},
-	{Name: "collect and update", Before: 1, ForUpdate: 2, Rows: []int{0}, Txns: updateAndDelete, Collect: true},
-}
-
-// forUpdateLonger take minutes.
-var forUpdateLonger = []Scenario{
-	{Name: "updates of three", ForUpdate: 7, Rows: []int{0}, Txns: [][]Write{puts(0), puts(0), {{0, Delete}}}, Timeouts: 1, Duplicates: 1},
-	{Name: "crossed updates", ForUpdate: 3, Rows: twoRows, Txns: crossed, Timeouts: 1},
-	{Name: "collect and update, with a timeout", Before: 1, ForUpdate: 2, Rows: []int{0}, Txns: updateAndDelete, Collect: true, Timeouts: 1, Duplicates: 1},
 }
 
 // longer take minutes.
@@ -107,9 +90,6 @@ var followLonger = []Scenario{
 
 // TestProtocol explores the protocol.
 func TestProtocol(t *testing.T) { explore(t, scenarios, longer) }
-
-// TestForUpdate explores reads for an update, beside the request for start_ts.
-func TestForUpdate(t *testing.T) { explore(t, forUpdate, forUpdateLonger) }
 
 // TestFollowChanges explores collections that follow changes
 // (docs/design/collection.md).
@@ -178,13 +158,10 @@ func TestPlantedBugs(t *testing.T) {
 		ClaimBeforeSecondaries:      "follow",
 		ClaimAfterUnknown:           "follow, with a timeout",
 		NumberBelowClaim:            "follow a claim",
-		ForUpdateChecksStart:        "update twice",
-		ForUpdateIgnoresSafePoint:   "collect and update",
-		ForUpdateIgnoresLocks:       "collect and update",
 	}
 	slow := []Bug{SecondariesIgnoreSafePoint, ReadIgnoresSafePoint, ClaimAfterUnknown, LateLocksJudgedByOutcome, DeletesCollectedEarly}
 	byName := map[string]Scenario{}
-	for _, sc := range slices.Concat(scenarios, longer, follow, followLonger, forUpdate, forUpdateLonger) {
+	for _, sc := range slices.Concat(scenarios, longer, follow, followLonger) {
 		byName[sc.Name] = sc
 	}
 	for bug := NoBug + 1; bug < EverybodyWaits; bug++ {

@@ -47,9 +47,6 @@ type Scenario struct {
 	// Before is how many of the transactions are committed already.
 	Before int
 
-	// ForUpdate are the transactions that first read the newest state of their primary, beside the
-	// request for start_ts, a bit for each (docs/design/reads.md).
-	ForUpdate uint8
 	// Wide makes transactions lock rows of two cells first as a whole, then cell by cell.
 	Wide bool
 	// Pass makes locks passable (Config.PassLocks).

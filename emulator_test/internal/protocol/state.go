@@ -52,11 +52,6 @@ type txnState struct {
 	undecided     uint8 // and then found nothing at the primary
 	numbered      uint8 // 1: its record says that the client's claim covers it
 
-	// A transaction that reads the newest state of its primary for an update.
-	read    uint8 // 0, or 1 + the value
-	version uint8 // the commit_ts of what was read
-	asOf    uint8 // a timestamp that was handed out before the read
-
 	rows [maxRows]rowState
 }
 
@@ -84,7 +79,7 @@ type readerState struct {
 // Phases of a transaction.
 const (
 	idle    uint8 = iota
-	started       // and has not read for an update yet, or has not begun its commit
+	started       // and has not begun its commit
 	prewriting
 	commitSent
 	readingBack
@@ -209,9 +204,6 @@ func (s *state) late(t int) bool {
 // client may still rely on the older one.
 func (s *state) tooOldToWrite(m *machine, t int) (sure, perhaps bool) {
 	since := s.txns[t].start
-	if s.txns[t].read != 0 && !m.is(ForUpdateIgnoresSafePoint) {
-		since = min(since, s.txns[t].asOf)
-	}
 	return since <= s.used(), since <= s.safePoint
 }
 

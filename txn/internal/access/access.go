@@ -29,9 +29,8 @@ var TransactionOf func(tx any) Transaction
 type Transaction interface {
 	Resolver() *recovery.Resolver
 	StartTS() tso.Timestamp
-	// BeforeRead returns an error if the transaction may no longer read, or would see another state
-	// than in an earlier read.
-	BeforeRead(ctx context.Context) error
+	// CheckReadable returns an error if the transaction may no longer read.
+	CheckReadable() error
 	// Observing begins the read of an observed cell of table. The caller calls end with the
 	// error of the read. end returns that error or, if garbage collection has passed the
 	// transaction, a format.TooOldError.

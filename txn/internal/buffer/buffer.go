@@ -82,19 +82,6 @@ func (b *Buffer) Add(cell format.Cell, err error, kind format.Kind, value []byte
 	w.Kind, w.Value, w.Promoted = kind, bytes.Clone(value), promoted
 }
 
-// LockFirst buffers a lock-only write of a cell, which becomes the primary. It does nothing and
-// returns false if another cell is, or if Add would ignore the call.
-func (b *Buffer) LockFirst(cell format.Cell) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.err != nil || b.sealed || b.first != nil {
-		return false
-	}
-	b.first = &store.Write{Cell: cell, Kind: format.KindLock}
-	b.addRow(b.first)
-	return true
-}
-
 // A rowBuffer is the writes of one row. Most rows have one: a map would take more memory than all
 // the rest of it.
 type rowBuffer struct {

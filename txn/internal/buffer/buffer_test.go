@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"cloud.google.com/go/bigtable"
@@ -249,32 +248,5 @@ func TestMemoryOfManyRows(t *testing.T) {
 	t.Logf("%.0f bytes a row", each)
 	if each > 300 {
 		t.Errorf("%.0f bytes a row", each)
-	}
-}
-
-// TestLockFirst: the lock makes its cell the primary, also beside a write of another goroutine, or
-// is not buffered.
-func TestLockFirst(t *testing.T) {
-	for _, before := range []func(*Buffer){(*Buffer).Seal, func(b *Buffer) { b.Promote(cell("a", "q")) }, func(b *Buffer) { b.Set(cell("", "q"), format.KindPut, nil) }} {
-		b := &Buffer{}
-		before(b)
-		if b.LockFirst(cell("r", "q")) || b.rows["t"]["r"].first != nil {
-			t.Error("a lock was buffered")
-		}
-	}
-	if b := (&Buffer{}); !b.LockFirst(cell("r", "q")) || b.LockFirst(cell("r", "q")) || b.Primary() != cell("r", "q") {
-		t.Error("the first call buffered no lock, or the second one did")
-	}
-	for range 1000 {
-		b, start := &Buffer{}, make(chan struct{})
-		var locked bool
-		var wg sync.WaitGroup
-		wg.Go(func() { <-start; b.Set(cell("a", "q"), format.KindPut, nil) })
-		wg.Go(func() { <-start; locked = b.LockFirst(cell("r", "q")) })
-		close(start)
-		wg.Wait()
-		if w := b.rows["t"]["r"].first; locked != (b.Primary() == cell("r", "q")) || locked != (w != nil) || locked && (w.Kind != format.KindLock || b.WritesNothing()) {
-			t.Fatalf("buffered: %t; primary: %v, lock: %v", locked, b.Primary(), w)
-		}
 	}
 }

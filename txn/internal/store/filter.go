@@ -218,11 +218,6 @@ func AnythingSince(cols []format.Column, startTS tso.Timestamp) bigtable.Filter 
 	return Interleave(append(branches, Chain(From(startTS), recordFamilies))...)
 }
 
-// WrittenAfter matches the newest write record of a column above a version that a transaction read.
-func WrittenAfter(c format.Column, version tso.Timestamp) bigtable.Filter {
-	return Chain(filters.of(c).write, From(version+1), Latest)
-}
-
 // recordFamilies keeps Bigtable from reading the data of a large row.
 var recordFamilies = bigtable.FamilyFilter(format.WriteFamily + "|" + format.MarkFamily)
 

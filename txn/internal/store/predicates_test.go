@@ -49,8 +49,6 @@ func TestFiltersOfCommits(t *testing.T) {
 		{"PrewriteConflict, exact", PrewriteConflict(one, at5, true), "_lock:f:q@6 _mark:f:q@6 _write:f:q@8"},
 		{"PrewriteConflict", PrewriteConflict(one, filterBase+8, false), "_lock:f:q@4 _lock:f:q@5 _lock:f:q@6 _write:f:q@8 _write:f:r@8"},
 		{"AnythingSince", AnythingSince(both, filterBase+7), "_lock:f:q@4 _lock:f:q@5 _lock:f:q@6 _lock:f:r@4 _lock:f:r@5 _lock:f:r@6 _write:f:q@7 _write:f:q@8 _write:f:r@7 _write:f:r@8"},
-		{"WrittenAfter", WrittenAfter(q, filterBase+7), "_write:f:q@8"},
-		{"WrittenAfter the newest", WrittenAfter(q, filterBase+8), ""},
 		{"NewestConflicts", NewestConflicts(one, at5), "_lock:f:q@6 _mark:f:q@5 _mark:f:q@6 _mark:f:r@5 _write:f:q@8"},
 		{"AnyConflictInRow", AnyConflictInRow(at5), "_lock:f:q@6 _lock:f:r@6 _mark:f:q@6 _mark:f:r@6 _write:f:q@8 _write:f:r@8"},
 		{"OutcomeCells", OutcomeCells(q, at5), "_lock:f:q@5 _mark:f:q@5 _write:f:q@7"},
