@@ -162,7 +162,7 @@ func changesOperations() map[string]func(context.Context, *txn.Client) (any, err
 			return ok, err
 		},
 		"AdvisoryLocks": func(ctx context.Context, c *txn.Client) (any, error) {
-			locks, _ := changes.AdvisoryLocks(c)
+			locks := changes.AdvisoryLocks(c)
 			by, err := locks.Holder(ctx, "none")
 			return by.Owner, err
 		},

@@ -38,7 +38,7 @@ func (f oneSweep) Find(ctx context.Context, s notify.Search) error {
 // that it ran for, and a copy in another table.
 func observing(t *testing.T, c *txn.Client, of txn.Column, cfg notify.Config) *notify.Worker {
 	t.Helper()
-	cfg.NoHints, cfg.NoLocks = true, true
+	cfg.NoHints = true
 	w, err := notify.NewWorker(c, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -280,7 +280,7 @@ func outbox(ctx context.Context, w *packageWorld, c *txn.Client, id string) erro
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	done := make(chan struct{}, 1)
-	worker, err := notify.NewWorker(c, notify.Config{NoHints: true, NoLocks: true, Concurrency: 1, Finder: oneSweep{id}, DrainTimeout: time.Second, OnEvent: func(notify.Event) {
+	worker, err := notify.NewWorker(c, notify.Config{NoHints: true, Concurrency: 1, Finder: oneSweep{id}, DrainTimeout: time.Second, OnEvent: func(notify.Event) {
 		select {
 		case done <- struct{}{}:
 		default:

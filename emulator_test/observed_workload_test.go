@@ -31,7 +31,7 @@ func TestObservers(t *testing.T) {
 	}
 	observers := func(c *txn.Client, until context.Context) (w *notify.Worker, ended chan error) {
 		w, err := notify.NewWorker(c, notify.Config{
-			NoLocks: true, MaxAttempts: 1 << 30, DrainTimeout: 2 * time.Second,
+			MaxAttempts: 1 << 30, DrainTimeout: 2 * time.Second,
 			Finder:  &notify.Scanner{MinInterval: 5 * time.Millisecond, MaxInterval: 50 * time.Millisecond},
 			Backoff: txn.Backoff{Min: 5 * time.Millisecond, Max: 50 * time.Millisecond},
 		})

@@ -89,7 +89,7 @@ func TestRoundTripsOfObservers(t *testing.T) {
 				found := make(offers)
 				cfg := notify.Config{Finder: found, Backoff: txn.Backoff{Min: time.Hour, Max: time.Hour}}
 				if tt.want[txntest.StepLock] > 0 {
-					cfg.Locks, _ = changes.AdvisoryLocks(c)
+					cfg.Locks = changes.AdvisoryLocks(c)
 				}
 				w, err := notify.NewWorker(c, cfg)
 				if err != nil {

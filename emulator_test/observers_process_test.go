@@ -36,7 +36,7 @@ func workerConfig() notify.Config {
 // runObservers runs observers in a client process until stop is closed.
 func (s *clientSpec) runObservers(ctx context.Context, client *txn.Client, stop <-chan struct{}) error {
 	cfg := workerConfig()
-	cfg.Locks, _ = changes.AdvisoryLocks(client) // which are not the default
+	cfg.Locks = changes.AdvisoryLocks(client) // which are not the default
 	w, err := newChain(client, cfg)
 	if err != nil {
 		return err

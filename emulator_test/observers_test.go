@@ -363,7 +363,7 @@ func TestObserverRequestFaults(t *testing.T) {
 					faults := txntest.NewFaults(t)
 					rule := faults.On(string(step), func(c txntest.Call) bool { return c.Step == step }, action, 2)
 					c := env.NewClient(txn.Config{TokenTTL: time.Minute, LockTTL: 5 * time.Second, RPCTimeout: 2 * time.Second}, faults.DialOptions()...)
-					locks, _ := changes.AdvisoryLocks(c) // advisory locks are not the default
+					locks := changes.AdvisoryLocks(c) // advisory locks are not the default
 					runChain(t, c, notify.Config{LockTTL: 5 * time.Second, Locks: locks})
 					chainDone(t.Context(), t, env.Client, documents)
 					<-rule.Fired()

@@ -25,7 +25,7 @@ func TestOneCommitPerChange(t *testing.T) {
 		m := newMeeting(workers)
 		var ev events
 		for range workers {
-			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoLocks: true, NoHints: true, OnEvent: ev.add})
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: true, OnEvent: ev.add})
 			handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 				effect(tx, cell)
 				return m.come(ctx)
@@ -54,7 +54,7 @@ func TestEveryChangeOnce(t *testing.T) {
 		const workers, rows = 8, 60
 		register(t, env.Client, input, "o", false)
 		for i := range workers {
-			cfg := notify.Config{NoHints: i%2 == 0, NoLocks: i%4 < 2, Concurrency: 1 + i}
+			cfg := notify.Config{NoHints: i%2 == 0, Concurrency: 1 + i}
 			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), cfg)
 			handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 				v, _, err := tx.Table("docs").Get(ctx, cell.Row, "d", "in")

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/defaults"
 	"github.com/percolator-bigtable/percolator/txn"
 )
@@ -34,16 +33,10 @@ type Config struct {
 
 	// Locks are the advisory locks that keep two workers from running an observer for
 	// the same cell. Without them both may run it, and only one of the runs commits.
-	// tso.NewRowLocks makes locks in the metadata table; these only pay for observers
-	// that take much longer than a few requests to Bigtable.
-	// Defaults to the locks of the timestamp service, if the client uses one, and to
-	// none otherwise.
-	Locks tso.Locks
-
-	// NoLocks has the worker take no advisory locks, although the timestamp service
-	// has them.
-	// Defaults to false.
-	NoLocks bool
+	// tso.NewRowLocks makes locks in the metadata table. They cost four requests for each
+	// cell, so they only pay for observers whose runs cost more than that.
+	// Defaults to none.
+	Locks Locks
 
 	// LockTTL is how long an advisory lock stays after its worker has died.
 	// Defaults to 30 seconds.

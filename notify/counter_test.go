@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -87,6 +88,16 @@ func TestCounterReads(t *testing.T) {
 }
 
 // A backlog of a key is folded once, whatever the concurrency: the runs for its other shards only acknowledge.
+type countedLocks struct {
+	*tso.RowLocks
+	acquired atomic.Int32
+}
+
+func (l *countedLocks) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, tso.Holder, error) {
+	l.acquired.Add(1)
+	return l.RowLocks.Acquire(ctx, name, owner, ttl)
+}
+
 func TestCounterFoldsOnce(t *testing.T) {
 	long.RacedAtNight(t)
 	for name, workers := range map[string]int{"one worker": 1, "two workers, with advisory locks": 2} {
@@ -113,8 +124,11 @@ func TestCounterFoldsOnce(t *testing.T) {
 					}
 				}
 				var ev events
-				locks := &countedLocks{Locks: tso.NewRowLocks(env.Bigtable.Open(format.DefaultMetadataTable), env.Oracle(), tso.RowLocksConfig{})}
-				cfg := notify.Config{NoLocks: workers == 1, Locks: locks, OnEvent: ev.add}
+				locks := &countedLocks{RowLocks: tso.NewRowLocks(env.Bigtable.Open(format.DefaultMetadataTable), env.Oracle(), tso.RowLocksConfig{})}
+				cfg := notify.Config{OnEvent: ev.add}
+				if workers > 1 {
+					cfg.Locks = locks
+				}
 				for range workers {
 					w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}, slow(5*time.Millisecond)), cfg)
 					if err := w.Handle("fold", c.Table, c.Column(), c); err != nil {

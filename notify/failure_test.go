@@ -30,9 +30,9 @@ func TestBackoffAcrossWorkers(t *testing.T) {
 		register(t, env.Client, input, "o", false)
 		put(t, env.Client, input, "row", "v")
 		var ev events
-		for i := range 4 {
+		for range 4 {
 			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{
-				OnEvent: ev.add, MaxAttempts: attempts, Backoff: txn.Backoff{Min: time.Second, Max: time.Minute}, NoLocks: i > 1,
+				OnEvent: ev.add, MaxAttempts: attempts, Backoff: txn.Backoff{Min: time.Second, Max: time.Minute},
 				Finder: &notify.Scanner{MinInterval: 10 * time.Millisecond, MaxInterval: 100 * time.Millisecond},
 			})
 			// Not at the same time: this is about what is stored.
@@ -232,7 +232,7 @@ func TestParkedStaysParked(t *testing.T) {
 		put(t, env.Client, input, "row", "v")
 		cell := txn.Cell{Table: "docs", Row: "row", Family: "d", Qualifier: "in"}
 		f := &manualFinder{offer: make(chan changes.Notification)}
-		late := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{Finder: f, NoLocks: true})
+		late := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{Finder: f})
 		handle(t, late, "o", input, observeBroken)
 		start(t, late)
 		w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{MaxAttempts: 1})
@@ -300,7 +300,7 @@ func TestParkedElsewhere(t *testing.T) {
 		release := make(chan struct{})
 		a := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{MaxAttempts: 1})
 		handle(t, a, "a", input, observeBroken)
-		b := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoLocks: true})
+		b := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{})
 		handle(t, b, "b", input, func(ctx context.Context, tx *txn.Txn, cell txn.Cell) error {
 			<-release
 			return observeEffect(ctx, tx, cell)

@@ -43,9 +43,9 @@ type journal struct {
 	cost     time.Duration // about how long one request after the other for the whole journal takes
 	pace     time.Duration // the same, of the last turn that read its parts completely; 0: none did
 	late     time.Time     // since when each turn has left out a part that did not answer; 0: the last one did not
-	locks    tso.Locks     // nil: none
-	busy     bool          // the last turn found something
-	whole    time.Time     // the last turn that read the whole journal
+	locks    Locks
+	busy     bool      // the last turn found something
+	whole    time.Time // the last turn that read the whole journal
 	offers   map[target]chan changes.Notification
 	offering sync.WaitGroup
 	missing  sync.Map     // tables that were not found
@@ -76,7 +76,7 @@ func newJournal(s *Scanner, search Search, least, most time.Duration, pieces, th
 // begin finds out which tables have a journal. If there are other workers, it waits for a moment:
 // many may have been started at once.
 func (j *journal) begin(ctx context.Context) error {
-	j.locks, _ = changes.AdvisoryLocks(j.search.Client)
+	j.locks = changes.AdvisoryLocks(j.search.Client)
 	j.fleet.count(ctx, j.search)
 	j.share, j.old = j.fleet.share, j.fleet.old
 	if j.fleet.share > 1 {
@@ -407,8 +407,8 @@ const longRead = 250 * time.Millisecond
 // lock lets one worker at a time read, with its threads, and none until as much time has passed since it
 // began as one thread would need, but at most three intervals. So the cost does not depend on the
 // number of workers: about one node, or for a journal too long for that, one for each thread.
-// The lock expires, so no worker relies on others, and none waits long for a lock service that does
-// not answer.
+// The lock expires, so no worker relies on others, and none waits long for a lock that does not
+// answer.
 func (j *journal) alone(ctx context.Context) (release func(err error), ok bool) {
 	if j.fleet.share == 1 || j.cost < longRead {
 		return func(error) {}, true

@@ -136,9 +136,9 @@ func TestLongReadsTakeTurns(t *testing.T) {
 		b.locks, began = silentLocks{b.locks}, time.Now()
 		ctx, cancel = context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
-		check("the lock service does not answer", ctx, b, true)
+		check("the locks do not answer", ctx, b, true)
 		if took := time.Since(began); took > long+3*lockWait {
-			t.Errorf("a turn took %v while the lock service did not answer", took)
+			t.Errorf("a turn took %v while the locks did not answer", took)
 		}
 		if slow.failed.Load() == 0 || slow.reads.Load() < 5*slow.parts.Load() {
 			t.Errorf("%d reads failed, %d were slow", slow.failed.Load(), slow.reads.Load())
@@ -217,7 +217,7 @@ func TestJournalPartDoesNotAnswer(t *testing.T) {
 }
 
 // silentLocks answer no question.
-type silentLocks struct{ tso.Locks }
+type silentLocks struct{ Locks }
 
 func (silentLocks) Acquire(ctx context.Context, _, _ string, _ time.Duration) (bool, tso.Holder, error) {
 	<-ctx.Done()

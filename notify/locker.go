@@ -10,31 +10,29 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/txn"
-	"github.com/percolator-bigtable/percolator/txn/changes"
 )
+
+// Locks are advisory locks that expire by themselves, such as [tso.RowLocks].
+type Locks interface {
+	// Acquire takes the lock for owner until ttl ends, or renews it if owner holds it.
+	// If another owner holds it, acquired is false and by says who.
+	Acquire(ctx context.Context, name, owner string, ttl time.Duration) (acquired bool, by tso.Holder, err error)
+
+	// Release removes the lock if owner holds it.
+	Release(ctx context.Context, name, owner string) error
+}
 
 // A locker takes advisory locks on cells (paper §2.4: each worker takes a lock from a
 // lightweight lock service before it scans a row). The locks save double runs. Safety does
-// not need them, so the worker also runs observers while the lock service does not answer.
-// Without a service the default is no locks: a lock in a Bigtable row costs more than the
-// runs that it saves (docs/design/observers.md).
+// not need them, so the worker also runs observers while the locks do not answer.
 type locker struct {
-	locks tso.Locks // nil: no locks
+	locks Locks // nil: no locks
 	owner string
 	ttl   time.Duration
 }
 
-func newLocker(client *txn.Client, cfg Config) locker {
-	l := locker{locks: cfg.Locks, owner: rand.Text(), ttl: cfg.LockTTL}
-	switch {
-	case cfg.NoLocks:
-		l.locks = nil
-	case l.locks == nil:
-		if locks, cheap := changes.AdvisoryLocks(client); cheap {
-			l.locks = locks
-		}
-	}
-	return l
+func newLocker(cfg Config) locker {
+	return locker{locks: cfg.Locks, owner: rand.Text(), ttl: cfg.LockTTL}
 }
 
 // maxLockName bounds the name of a lock, in bytes. A cell with a longer name is locked
@@ -53,8 +51,8 @@ func lockName(cell txn.Cell) string {
 // wanted reports whether a check of a cell needs its lock.
 func (l locker) wanted() bool { return l.locks != nil }
 
-// acquire reports whether this worker may check the cell: it has the lock, or the lock
-// service does not answer.
+// acquire reports whether this worker may check the cell: it has the lock, or the locks
+// do not answer.
 func (l locker) acquire(ctx context.Context, cell txn.Cell) bool {
 	ok, _, err := l.locks.Acquire(ctx, lockName(cell), l.owner, l.ttl)
 	return ok || err != nil

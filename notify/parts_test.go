@@ -168,7 +168,6 @@ func TestEarlierFailures(t *testing.T) {
 
 // recordedLocks are locks that answer in turn, and note what they are asked.
 type recordedLocks struct {
-	tso.Locks
 	mu    sync.Mutex
 	began time.Time
 	asked []string
@@ -376,32 +375,8 @@ func TestCountsOfAFleet(t *testing.T) {
 	})
 }
 
-// A lockingOracle has a lock service.
-type lockingOracle struct {
-	tso.Oracle
-	locks tso.Locks
-}
-
-func (o lockingOracle) Locks() tso.Locks { return o.locks }
-
-// TestLocksOfWorkers: a worker uses the locks of its configuration, or else those of the oracle, if they are cheap.
-// A long name is replaced by its hash.
-func TestLocksOfWorkers(t *testing.T) {
-	env := txntest.New(t)
-	own, cheap := &recordedLocks{}, &recordedLocks{}
-	served := env.NewClient(txn.Config{TokenTTL: -1, Oracle: lockingOracle{env.Oracle(), cheap}})
-	for _, tt := range []struct {
-		client *txn.Client
-		cfg    Config
-		want   tso.Locks
-	}{
-		{env.Client, Config{Locks: own}, own}, {env.Client, Config{Locks: own, NoLocks: true}, nil}, {env.Client, Config{NoLocks: true}, nil}, {env.Client, Config{}, nil},
-		{served, Config{}, cheap}, {served, Config{Locks: own}, own}, {served, Config{NoLocks: true}, nil},
-	} {
-		if l := newLocker(tt.client, tt.cfg); l.locks != tt.want || l.wanted() != (tt.want != nil) || len(l.owner) < 26 {
-			t.Errorf("%+v: %+v", tt.cfg, l)
-		}
-	}
+// TestLockNames: a long name is replaced by its hash.
+func TestLockNames(t *testing.T) {
 	cell := txn.Cell{Table: "t", Family: "f", Qualifier: "q"}
 	for _, n := range []int{1, maxLockName - len("run/t//f:q"), maxLockName - len("run/t//f:q") + 1} {
 		cell.Row = strings.Repeat("r", n)

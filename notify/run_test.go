@@ -161,7 +161,7 @@ func TestDrainWithStoreDown(t *testing.T) {
 		register(t, env.Client, input, "o", false)
 		faults := txntest.NewFaults(t)
 		cleared := faults.On("clear", func(c txntest.Call) bool { return c.Step == txntest.StepClear }, txntest.DropRequest, 0)
-		w := newWorker(t, env.NewClient(txn.Config{RPCTimeout: 10 * time.Minute}, faults.DialOptions()...), notify.Config{DrainTimeout: 5 * time.Second, NoLocks: true})
+		w := newWorker(t, env.NewClient(txn.Config{RPCTimeout: 10 * time.Minute}, faults.DialOptions()...), notify.Config{DrainTimeout: 5 * time.Second})
 		handle(t, w, "o", input, observeEffect)
 		stop := start(t, w)
 		put(t, env.Client, input, "row", "v")

@@ -331,7 +331,7 @@ func TestWaitNeverEarly(t *testing.T) {
 			from, to column
 		}{{"one", input, far}, {"two", far, middle}, {"three", middle, output}}
 		for i := range 3 {
-			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: i == 0, NoLocks: i == 1})
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: time.Minute}), notify.Config{NoHints: i == 0})
 			for _, s := range steps {
 				register(t, env.Client, s.from, s.id, false)
 				handle(t, w, s.id, s.from, hop(s.to))

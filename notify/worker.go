@@ -57,7 +57,7 @@ func NewWorker(client *txn.Client, cfg Config) (*Worker, error) {
 		log:      log,
 		cfg:      cfg,
 		handlers: map[target][]*handler{},
-		locker:   newLocker(client, cfg),
+		locker:   newLocker(cfg),
 	}
 	if w.telemetry, err = newTelemetry(tracers, meters); err != nil {
 		return nil, fmt.Errorf("notify: metrics: %w", err)

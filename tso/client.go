@@ -166,11 +166,6 @@ func (c *Client) Timestamp(ctx context.Context) (Timestamp, error) {
 	return ts, err
 }
 
-// Locks returns the lock service of the servers. Locks live in the memory of the
-// leader, and are lost with it. Calls look for the leader as Timestamp does, for
-// the configured timeout at most.
-func (c *Client) Locks() Locks { return servedLocks{c.servers} }
-
 // PublishHints implements [Hints]. The client sends batches in the background,
 // one at a time, to the server that leads. While no server leads, hints wait. The
 // client drops them after the configured timeout, if the servers are of a release

@@ -142,9 +142,6 @@ func TestClientClose(t *testing.T) {
 		if _, err := client.Timestamp(t.Context()); !errors.Is(err, tso.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
-		if _, _, err := client.Locks().Acquire(t.Context(), "x", "y", time.Second); err == nil {
-			t.Error("a lock after Close")
-		}
 		close(h.Resume)
 	})
 }
@@ -459,20 +456,13 @@ func TestClientLeavesWrongServer(t *testing.T) {
 		synctest.Wait()
 		for _, order := range [][]string{{"b", "x"}, {"x", "b"}} {
 			client := c.Client(tso.ClientConfig{Timeout: 2 * tsotest.Lease}, order...)
-			locks := client.Locks()
 			if _, err := client.Timestamp(t.Context()); err != nil {
 				t.Fatalf("%v: %v", order, err)
-			}
-			if ok, _, err := locks.Acquire(t.Context(), "l", "x", tsotest.Lease); err != nil || !ok {
-				t.Errorf("%v: lock: %t, %v", order, ok, err)
 			}
 			b.CutOff()
 			tsotest.Advance(2 * tsotest.Lease)
 			if _, err := client.Timestamp(t.Context()); !errors.Is(err, tso.ErrUnavailable) {
 				t.Errorf("%v, without a leader: %v", order, err)
-			}
-			if _, _, err := locks.Acquire(t.Context(), "l", "x", tsotest.Lease); !errors.Is(err, tso.ErrUnavailable) {
-				t.Errorf("%v, lock without a leader: %v", order, err)
 			}
 			back := tsotest.Async(t.Context(), client) // waits for it
 			tsotest.Advance(tsotest.Lease / 2)
@@ -489,9 +479,6 @@ func TestClientLeavesWrongServer(t *testing.T) {
 		only := c.Client(tso.ClientConfig{}, "x")
 		if _, err := only.Timestamp(t.Context()); status.Code(err) != codes.Unimplemented {
 			t.Errorf("no oracle at all: %v", err)
-		}
-		if _, _, err := only.Locks().Acquire(t.Context(), "l", "x", tsotest.Lease); status.Code(err) != codes.Unimplemented {
-			t.Errorf("lock: %v", err)
 		}
 	})
 }

@@ -96,8 +96,8 @@
 //
 // # Locks
 //
-// [Locks] are the paper's lightweight lock service: advisory locks that expire,
-// in the metadata table, or in the memory of the leading server.
+// [RowLocks] are the paper's lightweight lock service: advisory locks that expire,
+// in the metadata table.
 //
 // # Hints
 //

@@ -38,10 +38,6 @@ var (
 	// ErrUnavailable matches every [*UnavailableError].
 	ErrUnavailable = errors.New("tso: no server answers")
 
-	// ErrLimit says that a server refused a request because of one of its limits
-	// (docs/oracle.md).
-	ErrLimit = errors.New("tso: server refused the request because of a limit")
-
 	// ErrBackwards matches every [*BackwardsError].
 	ErrBackwards = errors.New("tso: server went backwards")
 

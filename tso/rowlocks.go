@@ -25,7 +25,34 @@ const (
 	// lockTries bounds the attempts of Acquire while other clients change the
 	// lock.
 	lockTries = 3
+
+	// maxLockName bounds names and owners, in bytes: row keys may have 4 KiB, and
+	// prefix and escapes need some of that.
+	maxLockName = 2 << 10
+
+	// maxLockTTL bounds how long a lock can exclude other owners when its owner does
+	// not release it.
+	maxLockTTL = 10 * time.Minute
 )
+
+// Holder says who holds a lock.
+type Holder struct {
+	Owner string        // empty if the lock is free
+	Left  time.Duration // until it expires, unless the owner renews it
+}
+
+// checkLock says what is wrong with a request for a lock.
+func checkLock(name, owner string, ttl time.Duration) error {
+	switch {
+	case name == "" || len(name) > maxLockName:
+		return fmt.Errorf("tso: lock name of %d bytes; it has to be 1 to %d", len(name), maxLockName)
+	case owner == "" || len(owner) > maxLockName:
+		return fmt.Errorf("tso: lock owner of %d bytes; it has to be 1 to %d", len(owner), maxLockName)
+	case ttl <= 0 || ttl > maxLockTTL:
+		return fmt.Errorf("tso: lock ttl of %s; it has to be positive and at most %s", ttl, maxLockTTL)
+	}
+	return nil
+}
 
 // RowLocksConfig configures [RowLocks]. The zero value is ready to use.
 type RowLocksConfig struct {
@@ -38,17 +65,19 @@ type RowLocksConfig struct {
 	RPCTimeout time.Duration
 }
 
-// RowLocks are locks in the metadata table, one row for each, for deployments
-// without a server. Taking one costs a timestamp, a read and a
-// CheckAndMutateRow. They survive every process. The row of a lock that its owner
-// did not release stays until a client takes the lock again, or [RowLocks.Sweep].
+// RowLocks are the paper's lightweight lock service (§2.4): named, advisory locks
+// that expire by themselves, in the metadata table, one row for each. A lock may
+// be lost, or two owners may hold it at the same time. That must only cost
+// unnecessary work: no guarantee may depend on a lock.
+//
+// Taking one costs a timestamp, a read and a CheckAndMutateRow. The row of a lock
+// that its owner did not release stays until a client takes the lock again, or
+// [RowLocks.Sweep].
 type RowLocks struct {
 	table  bigtable.TableAPI
 	oracle Oracle
 	cfg    RowLocksConfig
 }
-
-var _ Locks = (*RowLocks)(nil)
 
 // NewRowLocks returns locks over the metadata table. They expire by the oracle's time.
 // It does no I/O.
@@ -90,8 +119,10 @@ func decodeLock(v []byte) rowLock {
 	return rowLock{v, string(v[9:]), Timestamp(binary.BigEndian.Uint64(v[1:]))}
 }
 
-// Acquire implements [Locks].
-func (l *RowLocks) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (bool, Holder, error) {
+// Acquire takes the lock for owner until ttl ends, or renews it if owner holds it.
+// If another owner holds it, acquired is false and by says who holds it and for
+// how much longer. After an error owner may hold it.
+func (l *RowLocks) Acquire(ctx context.Context, name, owner string, ttl time.Duration) (acquired bool, by Holder, err error) {
 	if err := checkLock(name, owner, ttl); err != nil {
 		return false, Holder{}, err
 	}
@@ -123,7 +154,7 @@ func (l *RowLocks) Acquire(ctx context.Context, name, owner string, ttl time.Dur
 	return false, Holder{}, cmp.Or(failed, fmt.Errorf("tso: lock %q was not taken: other clients changed it during each of %d attempts; try again", name, lockTries))
 }
 
-// Release implements [Locks].
+// Release removes the lock if owner holds it.
 func (l *RowLocks) Release(ctx context.Context, name, owner string) error {
 	if err := checkLock(name, owner, 1); err != nil {
 		return err
@@ -137,7 +168,7 @@ func (l *RowLocks) Release(ctx context.Context, name, owner string) error {
 	return err
 }
 
-// Holder implements [Locks].
+// Holder says who holds the lock; the zero Holder means that it is free.
 func (l *RowLocks) Holder(ctx context.Context, name string) (Holder, error) {
 	if err := checkLock(name, name, 1); err != nil {
 		return Holder{}, err

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -168,52 +167,6 @@ func (s *servers) next(asked []bool, leader string) int {
 		return i
 	}
 	return slices.Index(asked, false)
-}
-
-// callLeader makes a call to the lock service, at the first server that answers. It
-// fails with ErrLimit when a server refuses the call, and no other one answers.
-func (s *servers) callLeader(ctx context.Context, call func(context.Context, tsopb.OracleClient) error) error {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	failed := s.unasked()
-	start, from, pause := time.Now(), int(s.leader.Load()), roundPause
-	for {
-		var limited error
-		for k := range s.all {
-			i := (from + k) % len(s.all)
-			actx, cancel := context.WithTimeout(ctx, s.attempt)
-			err := call(actx, s.all[i].service())
-			cancel()
-			if err == nil || status.Code(err) == codes.Aborted {
-				return err
-			}
-			if status.Convert(err).Message() == ErrNotLeader.Error() {
-				err = &refusal{err.Error(), ErrNotLeader} // the server answers, and does not lead
-			}
-			if status.Code(err) == codes.ResourceExhausted {
-				err = fmt.Errorf("%w: %w", ErrLimit, err)
-				limited = cmp.Or(limited, err)
-			}
-			if failed[i].Err == nil || ctx.Err() == nil {
-				failed[i].Err = err // a call that was cut short says less than the one before
-			}
-			switch {
-			case s.closed():
-				return ErrClosed
-			case errors.Is(ctx.Err(), context.Canceled):
-				return fmt.Errorf("tso: asking the lock service: %w", ctx.Err())
-			case ctx.Err() != nil:
-				return errors.Join(&UnavailableError{Waited: time.Since(start), Servers: failed}, ctx.Err())
-			}
-		}
-		// Locks are advisory: the caller does without this one, or asks another
-		// lock service, sooner than a limit would be lifted.
-		if err := cmp.Or(agreed(failed), limited); err != nil {
-			return err
-		}
-		rest(ctx, pause/2+rand.N(pause))
-		pause = min(2*pause, maxRoundPause)
-	}
 }
 
 // rest waits, or until ctx ends.

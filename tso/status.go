@@ -33,7 +33,6 @@ type Status struct {
 	BigtableRPCs   uint64
 	BigtableWrites uint64
 	Rate           float64 // timestamps per second, recently
-	Locks          uint64  // advisory locks held
 	Hints          HintStats
 }
 
@@ -92,7 +91,7 @@ func ServerStatus(ctx context.Context, cfg ClientConfig) (Status, error) {
 		Epoch: r.Epoch, Next: Timestamp(r.Next), Limit: Timestamp(r.Limit), Clock: Timestamp(r.Clock),
 		Lease: time.Duration(r.LeaseUs) * time.Microsecond, LeaseLeft: time.Duration(r.LeaseLeftUs) * time.Microsecond,
 		Uptime: time.Duration(r.UptimeUs) * time.Microsecond, Terms: r.Terms, Timestamps: r.Timestamps, Requests: r.Requests,
-		BigtableRPCs: r.BigtableRpcs, BigtableWrites: r.BigtableWrites, Rate: r.Rate, Locks: r.Locks,
+		BigtableRPCs: r.BigtableRpcs, BigtableWrites: r.BigtableWrites, Rate: r.Rate,
 		Hints: HintStats{r.HintsReceived, r.HintsDelivered, r.HintsDropped, r.HintsUnwanted, int(r.HintSubscribers)},
 	}, nil
 }

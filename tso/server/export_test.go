@@ -20,12 +20,5 @@ func (s *Server) LimitClients(connections, requests int) {
 // LimitHintBytes replaces the bound on the memory of hints.
 func (s *Server) LimitHintBytes(n int) { s.service.hints.MaxBytes = n }
 
-// Locked returns the memory that advisory locks count.
-func (s *Server) Locked() int {
-	table, _ := s.service.locks.current()
-	_, bytes := table.Size()
-	return bytes
-}
-
 // Nudge is what a request does that finds no leader.
 func (s *Server) Nudge() { s.service.alloc.nudge() }

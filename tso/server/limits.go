@@ -40,11 +40,6 @@ const (
 	// maxRequests bounds the requests of all connections that run at a time.
 	maxRequests = 8192
 
-	// maxLockBytes bounds the memory of advisory locks, maxClientLockBytes that of
-	// one connection's.
-	maxLockBytes       = 64 << 20
-	maxClientLockBytes = 8 << 20
-
 	// maxHintBytes bounds the memory of subscriptions and of hints that wait.
 	maxHintBytes = 64 << 20
 

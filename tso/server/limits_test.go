@@ -24,7 +24,6 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/tso/internal/locktable"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
@@ -236,92 +235,6 @@ func TestConnectionsAreBounded(t *testing.T) {
 	})
 }
 
-// TestLocksAreBounded: one client fills its part of the memory for locks, and
-// other clients theirs. A refused client learns it at once, and uses other locks.
-func TestLocksAreBounded(t *testing.T) {
-	long.RacedAtNight(t)
-	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-		a := c.Start("a", server.Config{})
-		synctest.Wait() // a leads
-		c.Start("b", server.Config{})
-		synctest.Wait()
-		const ttl = 5 * time.Minute
-		fill := func() (tso.Locks, int, error) {
-			l := c.Client(tso.ClientConfig{}, "a", "b").Locks()
-			for n := 0; ; n++ {
-				name := fmt.Sprintf("%p/%d/%s", l, n, strings.Repeat("x", 2000))
-				if _, _, err := l.Acquire(t.Context(), name, name[:1500], ttl); err != nil || n == 1e5 {
-					return l, n, err
-				}
-			}
-		}
-		began := time.Now()
-		l, n, err := fill()
-		if !errors.Is(err, tso.ErrLimit) || status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "of 8388608, all clients have") {
-			t.Errorf("after %d locks: %v", n, err)
-		}
-		if size := a.Locked(); size > 8<<20 || size < 7<<20 {
-			t.Errorf("one client's locks count %d bytes", size)
-		}
-		if waited := time.Since(began); waited > time.Second {
-			t.Errorf("the refusal took %s", waited)
-		}
-		other := c.Client(tso.ClientConfig{}, "a", "b").Locks()
-		if ok, _, err := other.Acquire(t.Context(), "modest", "me", ttl); err != nil || !ok {
-			t.Errorf("another client: %t, %v", ok, err)
-		}
-		// A lock that is held can be renewed, and the rows are there for the rest.
-		name := fmt.Sprintf("%p/0/%s", l, strings.Repeat("x", 2000))
-		if ok, _, err := l.Acquire(t.Context(), name, name[:1500], ttl); err != nil || !ok {
-			t.Errorf("renewal: %t, %v", ok, err)
-		}
-		for range 12 {
-			_, _, err = fill()
-		}
-		if size := a.Locked(); !errors.Is(err, tso.ErrLimit) || size > 64<<20 || size < 60<<20 {
-			t.Errorf("13 clients' locks count %d bytes: %v", size, err)
-		}
-		tsotest.Advance(ttl)
-		if ok, _, err := l.Acquire(t.Context(), "later", "me", ttl); err != nil || !ok {
-			t.Errorf("after the locks expired: %t, %v", ok, err)
-		}
-		if size := a.Locked(); size > 1000 {
-			t.Errorf("%d bytes are left of locks that expired", size)
-		}
-	})
-}
-
-// TestLockBytes: what is counted is given back, whatever ends a lock.
-func TestLockBytes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		table := locktable.New(3*(locktable.Overhead+2), 2*(locktable.Overhead+2))
-		take := func(name, owner, client string, want error) {
-			t.Helper()
-			if _, _, err := table.Acquire(name, owner, time.Second, client); !errors.Is(err, want) {
-				t.Errorf("%s for %s of %s: %v", name, owner, client, err)
-			}
-		}
-		for range 100 {
-			take("a", "x", "1", nil)
-			take("b", "x", "1", nil)
-			take("c", "x", "1", locktable.ErrFull) // of its own part
-			take("c", "x", "2", nil)
-			take("d", "x", "2", locktable.ErrFull) // of all
-			take("a", "x", "2", nil)               // renewed over another connection
-			take("a", "x", "1", nil)
-			if _, bytes := table.Size(); bytes != 3*(locktable.Overhead+2) {
-				t.Fatalf("%d bytes", bytes)
-			}
-			_ = table.Release("a", "y")
-			_ = table.Release("a", "x")
-			<-time.After(2 * time.Second) // the others expire
-			if n, bytes := table.Size(); n != 0 || bytes != 0 {
-				t.Fatalf("%d locks, %d bytes are left", n, bytes)
-			}
-		}
-	})
-}
-
 // TestHintBytesAreBounded: topics and hints that wait share a bound, and a hint
 // beyond it is dropped.
 func TestHintBytesAreBounded(t *testing.T) {
@@ -379,7 +292,7 @@ func TestCallsOfTheService(t *testing.T) {
 	for _, s := range tsopb.Oracle_ServiceDesc.Streams {
 		got = append(got, s.StreamName)
 	}
-	if want := "Status Acquire Release Holder PublishHints Timestamps SubscribeHints"; strings.Join(got, " ") != want {
+	if want := "Status PublishHints Timestamps SubscribeHints"; strings.Join(got, " ") != want {
 		t.Errorf("the service has %s; say in docs/security.md who may call what is new", got)
 	}
 }

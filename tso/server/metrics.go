@@ -19,12 +19,10 @@ func observe(meters metric.MeterProvider, s *service) (stop func(), err error) {
 	writes := in.Observed("percolator.oracle.reservations", "{write}", "Writes of this server to the oracle's row: reservations, renewals, takeovers.")
 	leading := in.Gauge("percolator.oracle.leading", "{leader}", "1 while this server leads, else 0.")
 	epoch := in.Gauge("percolator.oracle.epoch", "{epoch}", "The epoch of this server's present or last term.")
-	locks := in.Gauge("percolator.oracle.locks", "{lock}", "Advisory locks that this server holds for clients.")
 	lag := in.SecondsGauge("percolator.oracle.lag", "How far oracle time is behind the leader's clock; negative when it runs ahead.")
 	left := in.SecondsGauge("percolator.oracle.reserved", "Oracle time that the leader may still hand out before it has to write again.")
 	connections := in.Gauge("percolator.oracle.connections", "{connection}", "Connections of clients to this server.")
 	streams := in.Gauge("percolator.oracle.streams", "{request}", "Requests of clients that run, streams included.")
-	lockBytes := in.Gauge("percolator.oracle.lock.bytes", "By", "Memory that advisory locks count.")
 	if err := in.Err(); err != nil {
 		return func() {}, err
 	}
@@ -35,13 +33,9 @@ func observe(meters metric.MeterProvider, s *service) (stop func(), err error) {
 		o.ObserveInt64(terms, int64(now.Terms))
 		o.ObserveInt64(writes, int64(now.BigtableWrites))
 		o.ObserveInt64(epoch, int64(now.Epoch))
-		o.ObserveInt64(locks, int64(now.Locks))
 		use := s.limit.present()
 		o.ObserveInt64(connections, int64(use.connections))
 		o.ObserveInt64(streams, int64(use.requests))
-		table, _ := s.locks.current()
-		_, bytes := table.Size()
-		o.ObserveInt64(lockBytes, int64(bytes))
 		var is int64
 		if now.Leading {
 			is = 1
@@ -50,7 +44,7 @@ func observe(meters metric.MeterProvider, s *service) (stop func(), err error) {
 		}
 		o.ObserveInt64(leading, is)
 		return nil
-	}, timestamps, answers, terms, writes, leading, epoch, locks, lag, left, connections, streams, lockBytes)
+	}, timestamps, answers, terms, writes, leading, epoch, lag, left, connections, streams)
 	if err != nil {
 		return func() {}, err
 	}

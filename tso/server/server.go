@@ -187,7 +187,7 @@ func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
 	s.lead = &leadership{cfg: &cfg, log: leaderLog, tel: tel, row: r, alloc: alloc}
 	s.service = &service{
 		alloc: alloc, row: r, tel: tel, log: leaderLog, start: time.Now(),
-		locks: newTermLocks(), hints: hint.NewRouter(),
+		hints: hint.NewRouter(),
 	}
 	s.service.hints.MaxBytes = maxHintBytes
 	s.service.limit = newLimits(cfg.ClientNames, s.service.refused)
@@ -196,9 +196,8 @@ func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// changed updates the health check, and drops the locks of an earlier term,
-// because this server does not know the changes of the meantime. Subscribers for
-// hints have to go to the next leader.
+// changed updates the health check. Subscribers for hints have to go to the next
+// leader.
 func (s *Server) changed(leading bool) {
 	status := healthpb.HealthCheckResponse_NOT_SERVING
 	if leading {
@@ -206,7 +205,6 @@ func (s *Server) changed(leading bool) {
 	}
 	s.health.SetServingStatus("", status)
 	s.health.SetServingStatus(tsopb.Oracle_ServiceDesc.ServiceName, status)
-	s.service.locks.forget()
 	s.service.hints.Reset(!leading)
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
 	"github.com/percolator-bigtable/percolator/tso/internal/hint"
-	"github.com/percolator-bigtable/percolator/tso/internal/locktable"
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
@@ -29,7 +28,6 @@ type service struct {
 	tel   telemetry.Telemetry
 	log   *slog.Logger
 	limit *limits
-	locks *termLocks
 	hints *hint.Router
 	start time.Time
 
@@ -121,9 +119,6 @@ func (s *service) status() *tsopb.StatusResponse {
 	r := s.alloc.status()
 	r.FormatVersion = format.Version
 	r.BigtableRpcs, r.BigtableWrites = s.row.RPCs(), s.row.Writes()
-	locks, _ := s.locks.current()
-	held, _ := locks.Size()
-	r.Locks = uint64(held)
 	h := s.hints.Stats()
 	r.HintsReceived, r.HintsDelivered, r.HintsDropped, r.HintsUnwanted = h.Received, h.Delivered, h.Dropped, h.Unwanted
 	r.HintSubscribers = uint64(h.Subscribers)
@@ -201,61 +196,6 @@ func checkFormat(version uint32) error {
 	if version != format.Version {
 		err := &tso.FormatError{Where: "the request", Found: version, Want: format.Version}
 		return status.Error(codes.FailedPrecondition, err.Error())
-	}
-	return nil
-}
-
-// Acquire takes an advisory lock.
-func (s *service) Acquire(ctx context.Context, req *tsopb.AcquireRequest) (*tsopb.AcquireResponse, error) {
-	if err := s.serveLocks(req.FormatVersion); err != nil {
-		return nil, err
-	}
-	locks, _ := s.locks.current()
-	ok, by, err := locks.Acquire(string(req.Name), string(req.Owner), time.Duration(req.TtlUs)*time.Microsecond, clientOf(ctx))
-	switch {
-	case errors.Is(err, locktable.ErrFull):
-		s.refused("locks")
-		return nil, status.Error(codes.ResourceExhausted, err.Error())
-	case err != nil:
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	return &tsopb.AcquireResponse{Acquired: ok, Owner: []byte(by.Owner), LeftUs: by.Left.Microseconds()}, nil
-}
-
-// Release removes an advisory lock.
-func (s *service) Release(_ context.Context, req *tsopb.ReleaseRequest) (*tsopb.ReleaseResponse, error) {
-	if err := s.serveLocks(req.FormatVersion); err != nil {
-		return nil, err
-	}
-	locks, _ := s.locks.current()
-	if err := locks.Release(string(req.Name), string(req.Owner)); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	return &tsopb.ReleaseResponse{}, nil
-}
-
-// Holder says who holds an advisory lock.
-func (s *service) Holder(_ context.Context, req *tsopb.HolderRequest) (*tsopb.HolderResponse, error) {
-	if err := s.serveLocks(req.FormatVersion); err != nil {
-		return nil, err
-	}
-	by, err := s.locks.holder(string(req.Name))
-	if errors.Is(err, tso.ErrLockUnknown) {
-		return nil, status.Error(codes.Aborted, err.Error())
-	}
-	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	return &tsopb.HolderResponse{Owner: []byte(by.Owner), LeftUs: by.Left.Microseconds()}, nil
-}
-
-// serveLocks fails unless this server leads: only the leader has the locks.
-func (s *service) serveLocks(version uint32) error {
-	if err := checkFormat(version); err != nil {
-		return err
-	}
-	if !s.alloc.isLeading() {
-		return status.Error(codes.Unavailable, tso.ErrNotLeader.Error())
 	}
 	return nil
 }

@@ -2,12 +2,10 @@ package server_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -21,7 +19,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
-	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 func TestServedBadRequests(t *testing.T) {
@@ -48,60 +45,6 @@ func TestServedBadRequests(t *testing.T) {
 		}
 		if _, err := tsopb.NewOracleClient(c.Raw("a")).Status(t.Context(), &tsopb.StatusRequest{FormatVersion: 9}); status.Code(err) != codes.FailedPrecondition {
 			t.Error(err)
-		}
-	})
-}
-
-// TestLockRequests: requests that are refused, and not answered with an empty response; and the
-// answers of a leader. Only the leader answers.
-func TestLockRequests(t *testing.T) {
-	long.RacedAtNight(t)
-	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-		c.Start("a", server.Config{})
-		synctest.Wait()
-		c.Start("b", server.Config{})
-		tsotest.Advance(time.Minute) // the leader knows all locks
-		call := func(server string, version uint32, name, owner string, ttl time.Duration) map[string]error {
-			o := tsopb.NewOracleClient(c.Raw(server))
-			_, acquire := o.Acquire(t.Context(), &tsopb.AcquireRequest{FormatVersion: version, Name: []byte(name), Owner: []byte(owner), TtlUs: ttl.Microseconds()})
-			_, release := o.Release(t.Context(), &tsopb.ReleaseRequest{FormatVersion: version, Name: []byte(name), Owner: []byte(owner)})
-			_, holder := o.Holder(t.Context(), &tsopb.HolderRequest{FormatVersion: version, Name: []byte(name)})
-			return map[string]error{"acquire": acquire, "release": release, "holder": holder}
-		}
-		for _, tt := range []struct {
-			errs map[string]error
-			code codes.Code
-			says map[string]string
-		}{
-			{call("a", 1, "l", "", time.Second), codes.InvalidArgument, map[string]string{"acquire": "owner of 0 bytes", "release": "owner of 0 bytes"}},
-			{call("a", 1, "", "x", time.Second), codes.InvalidArgument, map[string]string{"acquire": "name of 0 bytes", "release": "name of 0 bytes", "holder": "name of 0 bytes"}},
-			{call("a", 1, "l", "x", 0), codes.InvalidArgument, map[string]string{"acquire": "ttl of 0s"}},
-			{call("a", 2, "l", "x", time.Second), codes.FailedPrecondition, map[string]string{"acquire": "version 2", "release": "version 2", "holder": "version 2"}},
-			{call("b", 1, "l", "x", time.Second), codes.Unavailable, map[string]string{"acquire": "", "release": "", "holder": ""}},
-		} {
-			for what, err := range tt.errs {
-				says, refused := tt.says[what]
-				if refused && (status.Code(err) != tt.code || !strings.Contains(err.Error(), says)) || !refused && err != nil {
-					t.Errorf("%s: %v; want %v, %q", what, err, tt.code, says)
-				}
-			}
-		}
-		o := tsopb.NewOracleClient(c.Raw("a"))
-		for _, tt := range []struct {
-			owner string
-			ttl   time.Duration
-			ok    bool
-		}{{"x", 10 * time.Second, true}, {"y", 20 * time.Second, false}, {"x", 10 * time.Second, true}} {
-			r, err := o.Acquire(t.Context(), &tsopb.AcquireRequest{FormatVersion: 1, Name: []byte("l"), Owner: []byte(tt.owner), TtlUs: tt.ttl.Microseconds()})
-			if err != nil || r.Acquired != tt.ok || string(r.Owner) != "x" || r.LeftUs != 10e6 {
-				t.Errorf("%s: %v, %v", tt.owner, r, err)
-			}
-		}
-		if r, err := o.Holder(t.Context(), &tsopb.HolderRequest{FormatVersion: 1, Name: []byte("l")}); err != nil || string(r.Owner) != "x" || r.LeftUs != 10e6 {
-			t.Errorf("held by %v, %v", r, err)
-		}
-		if s := c.Status("a"); s.Locks != 1 || s.FormatVersion != 1 || s.BigtableRpcs < s.BigtableWrites || s.BigtableWrites == 0 {
-			t.Errorf("%v", s)
 		}
 	})
 }
@@ -212,32 +155,4 @@ func TestReflectionAndTelemetry(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestServedLocksAfterFailover: the memory is gone, and for a while absence
-// proves nothing.
-func TestServedLocksAfterFailover(t *testing.T) {
-	long.RacedAtNight(t)
-	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-		a := c.Start("a", server.Config{})
-		synctest.Wait()
-		c.Start("b", server.Config{})
-		tsotest.Advance(time.Minute)
-		l := c.Client(tso.ClientConfig{}, "a", "b").Locks()
-		if ok, _, err := l.Acquire(t.Context(), "held", "x", 30*time.Second); err != nil || !ok {
-			t.Fatal(ok, err)
-		}
-		a.Stop()
-		<-a.Ended
-		if _, err := l.Holder(t.Context(), "held"); !errors.Is(err, tso.ErrLockUnknown) {
-			t.Errorf("right after the change: %v", err)
-		}
-		if ok, _, err := l.Acquire(t.Context(), "held", "y", 30*time.Second); err != nil || !ok {
-			t.Errorf("advisory: %t, %v", ok, err)
-		}
-		tsotest.Advance(15 * time.Second)
-		if by, err := l.Holder(t.Context(), "other"); err != nil || by.Owner != "" {
-			t.Error(by, err)
-		}
-	})
 }

@@ -19,15 +19,11 @@ func OracleNow(client *txn.Client) tso.Timestamp {
 	return c.Clock.Now()
 }
 
-// AdvisoryLocks returns the deployment's advisory locks: those of the timestamp
-// service if the client's oracle is one, else locks in the metadata table. cheap
-// says that taking a lock costs no request to Bigtable.
-func AdvisoryLocks(client *txn.Client) (locks tso.Locks, cheap bool) {
+// AdvisoryLocks returns the deployment's advisory locks, which are rows of the metadata
+// table.
+func AdvisoryLocks(client *txn.Client) *tso.RowLocks {
 	c := access.ResolverOf(client)
-	if served, ok := c.Clock.Oracle.(interface{ Locks() tso.Locks }); ok {
-		return served.Locks(), true
-	}
-	return tso.NewRowLocks(c.Metadata.API, c.Clock.Oracle, tso.RowLocksConfig{Family: store.OracleFamily, RPCTimeout: c.Store.Config.RPCTimeout}), false
+	return tso.NewRowLocks(c.Metadata.API, c.Clock.Oracle, tso.RowLocksConfig{Family: store.OracleFamily, RPCTimeout: c.Store.Config.RPCTimeout})
 }
 
 // Announce writes the ids of the observers that this client runs into its worker

@@ -21,7 +21,10 @@ const leaseName = "gc"
 // A lease says which collector leads a run. It is advisory: two collectors that lead do the same
 // work twice, and no harm (docs/gc.md).
 type lease struct {
-	locks   tso.Locks
+	locks interface {
+		Acquire(ctx context.Context, name, owner string, ttl time.Duration) (acquired bool, by tso.Holder, err error)
+		Release(ctx context.Context, name, owner string) error
+	}
 	owner   string
 	cancel  context.CancelFunc
 	lost    atomic.Pointer[BusyError] // names the collector that took it

@@ -25,7 +25,6 @@ import (
 
 // leaseLog is a lock service that notes what it is asked, in thirds of the lease's ttl.
 type leaseLog struct {
-	tso.Locks
 	began  time.Time
 	mu     sync.Mutex
 	asked  []string

@@ -430,15 +430,14 @@ type StatusResponse struct {
 	Rate           float64                `protobuf:"fixed64,16,opt,name=rate,proto3" json:"rate,omitempty"`                                          // timestamps per second, recently
 	Reason         string                 `protobuf:"bytes,17,opt,name=reason,proto3" json:"reason,omitempty"`                                        // why it does not lead
 	Terms          uint64                 `protobuf:"varint,18,opt,name=terms,proto3" json:"terms,omitempty"`                                         // how often it came to lead
-	Locks          uint64                 `protobuf:"varint,19,opt,name=locks,proto3" json:"locks,omitempty"`                                         // advisory locks held
-	UptimeUs       int64                  `protobuf:"varint,20,opt,name=uptime_us,json=uptimeUs,proto3" json:"uptime_us,omitempty"`
+	UptimeUs       int64                  `protobuf:"varint,19,opt,name=uptime_us,json=uptimeUs,proto3" json:"uptime_us,omitempty"`
 	// Hints since the server started. The rest of those received wait, or found
 	// an equal one waiting.
-	HintsReceived   uint64 `protobuf:"varint,21,opt,name=hints_received,json=hintsReceived,proto3" json:"hints_received,omitempty"`
-	HintsDelivered  uint64 `protobuf:"varint,22,opt,name=hints_delivered,json=hintsDelivered,proto3" json:"hints_delivered,omitempty"` // sent to a subscriber
-	HintsDropped    uint64 `protobuf:"varint,23,opt,name=hints_dropped,json=hintsDropped,proto3" json:"hints_dropped,omitempty"`       // no queue had room, or the term ended
-	HintsUnwanted   uint64 `protobuf:"varint,24,opt,name=hints_unwanted,json=hintsUnwanted,proto3" json:"hints_unwanted,omitempty"`    // had no subscriber for their topic
-	HintSubscribers uint64 `protobuf:"varint,25,opt,name=hint_subscribers,json=hintSubscribers,proto3" json:"hint_subscribers,omitempty"`
+	HintsReceived   uint64 `protobuf:"varint,20,opt,name=hints_received,json=hintsReceived,proto3" json:"hints_received,omitempty"`
+	HintsDelivered  uint64 `protobuf:"varint,21,opt,name=hints_delivered,json=hintsDelivered,proto3" json:"hints_delivered,omitempty"` // sent to a subscriber
+	HintsDropped    uint64 `protobuf:"varint,22,opt,name=hints_dropped,json=hintsDropped,proto3" json:"hints_dropped,omitempty"`       // no queue had room, or the term ended
+	HintsUnwanted   uint64 `protobuf:"varint,23,opt,name=hints_unwanted,json=hintsUnwanted,proto3" json:"hints_unwanted,omitempty"`    // had no subscriber for their topic
+	HintSubscribers uint64 `protobuf:"varint,24,opt,name=hint_subscribers,json=hintSubscribers,proto3" json:"hint_subscribers,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -599,13 +598,6 @@ func (x *StatusResponse) GetTerms() uint64 {
 	return 0
 }
 
-func (x *StatusResponse) GetLocks() uint64 {
-	if x != nil {
-		return x.Locks
-	}
-	return 0
-}
-
 func (x *StatusResponse) GetUptimeUs() int64 {
 	if x != nil {
 		return x.UptimeUs
@@ -648,335 +640,6 @@ func (x *StatusResponse) GetHintSubscribers() uint64 {
 	return 0
 }
 
-// Names and owners are any bytes.
-type AcquireRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
-	Name          []byte                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Owner         []byte                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
-	TtlUs         int64                  `protobuf:"varint,4,opt,name=ttl_us,json=ttlUs,proto3" json:"ttl_us,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *AcquireRequest) Reset() {
-	*x = AcquireRequest{}
-	mi := &file_tso_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AcquireRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AcquireRequest) ProtoMessage() {}
-
-func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
-func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *AcquireRequest) GetFormatVersion() uint32 {
-	if x != nil {
-		return x.FormatVersion
-	}
-	return 0
-}
-
-func (x *AcquireRequest) GetName() []byte {
-	if x != nil {
-		return x.Name
-	}
-	return nil
-}
-
-func (x *AcquireRequest) GetOwner() []byte {
-	if x != nil {
-		return x.Owner
-	}
-	return nil
-}
-
-func (x *AcquireRequest) GetTtlUs() int64 {
-	if x != nil {
-		return x.TtlUs
-	}
-	return 0
-}
-
-type AcquireResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Acquired      bool                   `protobuf:"varint,1,opt,name=acquired,proto3" json:"acquired,omitempty"`
-	Owner         []byte                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
-	LeftUs        int64                  `protobuf:"varint,3,opt,name=left_us,json=leftUs,proto3" json:"left_us,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *AcquireResponse) Reset() {
-	*x = AcquireResponse{}
-	mi := &file_tso_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AcquireResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AcquireResponse) ProtoMessage() {}
-
-func (x *AcquireResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AcquireResponse.ProtoReflect.Descriptor instead.
-func (*AcquireResponse) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *AcquireResponse) GetAcquired() bool {
-	if x != nil {
-		return x.Acquired
-	}
-	return false
-}
-
-func (x *AcquireResponse) GetOwner() []byte {
-	if x != nil {
-		return x.Owner
-	}
-	return nil
-}
-
-func (x *AcquireResponse) GetLeftUs() int64 {
-	if x != nil {
-		return x.LeftUs
-	}
-	return 0
-}
-
-type ReleaseRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
-	Name          []byte                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Owner         []byte                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReleaseRequest) Reset() {
-	*x = ReleaseRequest{}
-	mi := &file_tso_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReleaseRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReleaseRequest) ProtoMessage() {}
-
-func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
-func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *ReleaseRequest) GetFormatVersion() uint32 {
-	if x != nil {
-		return x.FormatVersion
-	}
-	return 0
-}
-
-func (x *ReleaseRequest) GetName() []byte {
-	if x != nil {
-		return x.Name
-	}
-	return nil
-}
-
-func (x *ReleaseRequest) GetOwner() []byte {
-	if x != nil {
-		return x.Owner
-	}
-	return nil
-}
-
-type ReleaseResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReleaseResponse) Reset() {
-	*x = ReleaseResponse{}
-	mi := &file_tso_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReleaseResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReleaseResponse) ProtoMessage() {}
-
-func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
-func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{9}
-}
-
-type HolderRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
-	Name          []byte                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *HolderRequest) Reset() {
-	*x = HolderRequest{}
-	mi := &file_tso_proto_msgTypes[10]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *HolderRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*HolderRequest) ProtoMessage() {}
-
-func (x *HolderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[10]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use HolderRequest.ProtoReflect.Descriptor instead.
-func (*HolderRequest) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *HolderRequest) GetFormatVersion() uint32 {
-	if x != nil {
-		return x.FormatVersion
-	}
-	return 0
-}
-
-func (x *HolderRequest) GetName() []byte {
-	if x != nil {
-		return x.Name
-	}
-	return nil
-}
-
-type HolderResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Owner         []byte                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"` // empty if the lock is free
-	LeftUs        int64                  `protobuf:"varint,2,opt,name=left_us,json=leftUs,proto3" json:"left_us,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *HolderResponse) Reset() {
-	*x = HolderResponse{}
-	mi := &file_tso_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *HolderResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*HolderResponse) ProtoMessage() {}
-
-func (x *HolderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use HolderResponse.ProtoReflect.Descriptor instead.
-func (*HolderResponse) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *HolderResponse) GetOwner() []byte {
-	if x != nil {
-		return x.Owner
-	}
-	return nil
-}
-
-func (x *HolderResponse) GetLeftUs() int64 {
-	if x != nil {
-		return x.LeftUs
-	}
-	return 0
-}
-
 // Topics and keys are any bytes.
 type Hint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -988,7 +651,7 @@ type Hint struct {
 
 func (x *Hint) Reset() {
 	*x = Hint{}
-	mi := &file_tso_proto_msgTypes[12]
+	mi := &file_tso_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +663,7 @@ func (x *Hint) String() string {
 func (*Hint) ProtoMessage() {}
 
 func (x *Hint) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[12]
+	mi := &file_tso_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +676,7 @@ func (x *Hint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hint.ProtoReflect.Descriptor instead.
 func (*Hint) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{12}
+	return file_tso_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Hint) GetTopic() []byte {
@@ -1040,7 +703,7 @@ type PublishHintsRequest struct {
 
 func (x *PublishHintsRequest) Reset() {
 	*x = PublishHintsRequest{}
-	mi := &file_tso_proto_msgTypes[13]
+	mi := &file_tso_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +715,7 @@ func (x *PublishHintsRequest) String() string {
 func (*PublishHintsRequest) ProtoMessage() {}
 
 func (x *PublishHintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[13]
+	mi := &file_tso_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +728,7 @@ func (x *PublishHintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishHintsRequest.ProtoReflect.Descriptor instead.
 func (*PublishHintsRequest) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{13}
+	return file_tso_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PublishHintsRequest) GetFormatVersion() uint32 {
@@ -1091,7 +754,7 @@ type PublishHintsResponse struct {
 
 func (x *PublishHintsResponse) Reset() {
 	*x = PublishHintsResponse{}
-	mi := &file_tso_proto_msgTypes[14]
+	mi := &file_tso_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +766,7 @@ func (x *PublishHintsResponse) String() string {
 func (*PublishHintsResponse) ProtoMessage() {}
 
 func (x *PublishHintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[14]
+	mi := &file_tso_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +779,7 @@ func (x *PublishHintsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishHintsResponse.ProtoReflect.Descriptor instead.
 func (*PublishHintsResponse) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{14}
+	return file_tso_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PublishHintsResponse) GetNotLeader() *NotLeader {
@@ -1136,7 +799,7 @@ type SubscribeHintsRequest struct {
 
 func (x *SubscribeHintsRequest) Reset() {
 	*x = SubscribeHintsRequest{}
-	mi := &file_tso_proto_msgTypes[15]
+	mi := &file_tso_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +811,7 @@ func (x *SubscribeHintsRequest) String() string {
 func (*SubscribeHintsRequest) ProtoMessage() {}
 
 func (x *SubscribeHintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[15]
+	mi := &file_tso_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +824,7 @@ func (x *SubscribeHintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeHintsRequest.ProtoReflect.Descriptor instead.
 func (*SubscribeHintsRequest) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{15}
+	return file_tso_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SubscribeHintsRequest) GetFormatVersion() uint32 {
@@ -1189,7 +852,7 @@ type SubscribeHintsResponse struct {
 
 func (x *SubscribeHintsResponse) Reset() {
 	*x = SubscribeHintsResponse{}
-	mi := &file_tso_proto_msgTypes[16]
+	mi := &file_tso_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +864,7 @@ func (x *SubscribeHintsResponse) String() string {
 func (*SubscribeHintsResponse) ProtoMessage() {}
 
 func (x *SubscribeHintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[16]
+	mi := &file_tso_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +877,7 @@ func (x *SubscribeHintsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeHintsResponse.ProtoReflect.Descriptor instead.
 func (*SubscribeHintsResponse) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{16}
+	return file_tso_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SubscribeHintsResponse) GetHints() []*Hint {
@@ -1258,7 +921,7 @@ const file_tso_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x124\n" +
 	"\atrouble\x18\x03 \x01(\x0e2\x1a.percolator.tso.v1.TroubleR\atrouble\"6\n" +
 	"\rStatusRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"\x85\x06\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"\xef\x05\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x18\n" +
@@ -1280,34 +943,13 @@ const file_tso_proto_rawDesc = "" +
 	"\x0fbigtable_writes\x18\x0f \x01(\x04R\x0ebigtableWrites\x12\x12\n" +
 	"\x04rate\x18\x10 \x01(\x01R\x04rate\x12\x16\n" +
 	"\x06reason\x18\x11 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05terms\x18\x12 \x01(\x04R\x05terms\x12\x14\n" +
-	"\x05locks\x18\x13 \x01(\x04R\x05locks\x12\x1b\n" +
-	"\tuptime_us\x18\x14 \x01(\x03R\buptimeUs\x12%\n" +
-	"\x0ehints_received\x18\x15 \x01(\x04R\rhintsReceived\x12'\n" +
-	"\x0fhints_delivered\x18\x16 \x01(\x04R\x0ehintsDelivered\x12#\n" +
-	"\rhints_dropped\x18\x17 \x01(\x04R\fhintsDropped\x12%\n" +
-	"\x0ehints_unwanted\x18\x18 \x01(\x04R\rhintsUnwanted\x12)\n" +
-	"\x10hint_subscribers\x18\x19 \x01(\x04R\x0fhintSubscribers\"x\n" +
-	"\x0eAcquireRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\fR\x04name\x12\x14\n" +
-	"\x05owner\x18\x03 \x01(\fR\x05owner\x12\x15\n" +
-	"\x06ttl_us\x18\x04 \x01(\x03R\x05ttlUs\"\\\n" +
-	"\x0fAcquireResponse\x12\x1a\n" +
-	"\bacquired\x18\x01 \x01(\bR\bacquired\x12\x14\n" +
-	"\x05owner\x18\x02 \x01(\fR\x05owner\x12\x17\n" +
-	"\aleft_us\x18\x03 \x01(\x03R\x06leftUs\"a\n" +
-	"\x0eReleaseRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\fR\x04name\x12\x14\n" +
-	"\x05owner\x18\x03 \x01(\fR\x05owner\"\x11\n" +
-	"\x0fReleaseResponse\"J\n" +
-	"\rHolderRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\fR\x04name\"?\n" +
-	"\x0eHolderResponse\x12\x14\n" +
-	"\x05owner\x18\x01 \x01(\fR\x05owner\x12\x17\n" +
-	"\aleft_us\x18\x02 \x01(\x03R\x06leftUs\".\n" +
+	"\x05terms\x18\x12 \x01(\x04R\x05terms\x12\x1b\n" +
+	"\tuptime_us\x18\x13 \x01(\x03R\buptimeUs\x12%\n" +
+	"\x0ehints_received\x18\x14 \x01(\x04R\rhintsReceived\x12'\n" +
+	"\x0fhints_delivered\x18\x15 \x01(\x04R\x0ehintsDelivered\x12#\n" +
+	"\rhints_dropped\x18\x16 \x01(\x04R\fhintsDropped\x12%\n" +
+	"\x0ehints_unwanted\x18\x17 \x01(\x04R\rhintsUnwanted\x12)\n" +
+	"\x10hint_subscribers\x18\x18 \x01(\x04R\x0fhintSubscribers\".\n" +
 	"\x04Hint\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\fR\x05topic\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\"k\n" +
@@ -1330,14 +972,11 @@ const file_tso_proto_rawDesc = "" +
 	"\x0fTROUBLE_CORRUPT\x10\x02\x12\x1b\n" +
 	"\x17TROUBLE_NOT_INITIALIZED\x10\x03\x12\x15\n" +
 	"\x11TROUBLE_EXHAUSTED\x10\x04\x12\x12\n" +
-	"\x0eTROUBLE_FORMAT\x10\x052\xf3\x04\n" +
+	"\x0eTROUBLE_FORMAT\x10\x052\x80\x03\n" +
 	"\x06Oracle\x12]\n" +
 	"\n" +
 	"Timestamps\x12$.percolator.tso.v1.TimestampsRequest\x1a%.percolator.tso.v1.TimestampsResponse(\x010\x01\x12M\n" +
-	"\x06Status\x12 .percolator.tso.v1.StatusRequest\x1a!.percolator.tso.v1.StatusResponse\x12P\n" +
-	"\aAcquire\x12!.percolator.tso.v1.AcquireRequest\x1a\".percolator.tso.v1.AcquireResponse\x12P\n" +
-	"\aRelease\x12!.percolator.tso.v1.ReleaseRequest\x1a\".percolator.tso.v1.ReleaseResponse\x12M\n" +
-	"\x06Holder\x12 .percolator.tso.v1.HolderRequest\x1a!.percolator.tso.v1.HolderResponse\x12_\n" +
+	"\x06Status\x12 .percolator.tso.v1.StatusRequest\x1a!.percolator.tso.v1.StatusResponse\x12_\n" +
 	"\fPublishHints\x12&.percolator.tso.v1.PublishHintsRequest\x1a'.percolator.tso.v1.PublishHintsResponse\x12g\n" +
 	"\x0eSubscribeHints\x12(.percolator.tso.v1.SubscribeHintsRequest\x1a).percolator.tso.v1.SubscribeHintsResponse0\x01B>Z<github.com/percolator-bigtable/percolator/tso/internal/tsopbb\x06proto3"
 
@@ -1354,7 +993,7 @@ func file_tso_proto_rawDescGZIP() []byte {
 }
 
 var file_tso_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tso_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_tso_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_tso_proto_goTypes = []any{
 	(Trouble)(0),                   // 0: percolator.tso.v1.Trouble
 	(*ServedState)(nil),            // 1: percolator.tso.v1.ServedState
@@ -1363,41 +1002,29 @@ var file_tso_proto_goTypes = []any{
 	(*NotLeader)(nil),              // 4: percolator.tso.v1.NotLeader
 	(*StatusRequest)(nil),          // 5: percolator.tso.v1.StatusRequest
 	(*StatusResponse)(nil),         // 6: percolator.tso.v1.StatusResponse
-	(*AcquireRequest)(nil),         // 7: percolator.tso.v1.AcquireRequest
-	(*AcquireResponse)(nil),        // 8: percolator.tso.v1.AcquireResponse
-	(*ReleaseRequest)(nil),         // 9: percolator.tso.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),        // 10: percolator.tso.v1.ReleaseResponse
-	(*HolderRequest)(nil),          // 11: percolator.tso.v1.HolderRequest
-	(*HolderResponse)(nil),         // 12: percolator.tso.v1.HolderResponse
-	(*Hint)(nil),                   // 13: percolator.tso.v1.Hint
-	(*PublishHintsRequest)(nil),    // 14: percolator.tso.v1.PublishHintsRequest
-	(*PublishHintsResponse)(nil),   // 15: percolator.tso.v1.PublishHintsResponse
-	(*SubscribeHintsRequest)(nil),  // 16: percolator.tso.v1.SubscribeHintsRequest
-	(*SubscribeHintsResponse)(nil), // 17: percolator.tso.v1.SubscribeHintsResponse
+	(*Hint)(nil),                   // 7: percolator.tso.v1.Hint
+	(*PublishHintsRequest)(nil),    // 8: percolator.tso.v1.PublishHintsRequest
+	(*PublishHintsResponse)(nil),   // 9: percolator.tso.v1.PublishHintsResponse
+	(*SubscribeHintsRequest)(nil),  // 10: percolator.tso.v1.SubscribeHintsRequest
+	(*SubscribeHintsResponse)(nil), // 11: percolator.tso.v1.SubscribeHintsResponse
 }
 var file_tso_proto_depIdxs = []int32{
 	4,  // 0: percolator.tso.v1.TimestampsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
 	0,  // 1: percolator.tso.v1.NotLeader.trouble:type_name -> percolator.tso.v1.Trouble
-	13, // 2: percolator.tso.v1.PublishHintsRequest.hints:type_name -> percolator.tso.v1.Hint
+	7,  // 2: percolator.tso.v1.PublishHintsRequest.hints:type_name -> percolator.tso.v1.Hint
 	4,  // 3: percolator.tso.v1.PublishHintsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
-	13, // 4: percolator.tso.v1.SubscribeHintsResponse.hints:type_name -> percolator.tso.v1.Hint
+	7,  // 4: percolator.tso.v1.SubscribeHintsResponse.hints:type_name -> percolator.tso.v1.Hint
 	4,  // 5: percolator.tso.v1.SubscribeHintsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
 	2,  // 6: percolator.tso.v1.Oracle.Timestamps:input_type -> percolator.tso.v1.TimestampsRequest
 	5,  // 7: percolator.tso.v1.Oracle.Status:input_type -> percolator.tso.v1.StatusRequest
-	7,  // 8: percolator.tso.v1.Oracle.Acquire:input_type -> percolator.tso.v1.AcquireRequest
-	9,  // 9: percolator.tso.v1.Oracle.Release:input_type -> percolator.tso.v1.ReleaseRequest
-	11, // 10: percolator.tso.v1.Oracle.Holder:input_type -> percolator.tso.v1.HolderRequest
-	14, // 11: percolator.tso.v1.Oracle.PublishHints:input_type -> percolator.tso.v1.PublishHintsRequest
-	16, // 12: percolator.tso.v1.Oracle.SubscribeHints:input_type -> percolator.tso.v1.SubscribeHintsRequest
-	3,  // 13: percolator.tso.v1.Oracle.Timestamps:output_type -> percolator.tso.v1.TimestampsResponse
-	6,  // 14: percolator.tso.v1.Oracle.Status:output_type -> percolator.tso.v1.StatusResponse
-	8,  // 15: percolator.tso.v1.Oracle.Acquire:output_type -> percolator.tso.v1.AcquireResponse
-	10, // 16: percolator.tso.v1.Oracle.Release:output_type -> percolator.tso.v1.ReleaseResponse
-	12, // 17: percolator.tso.v1.Oracle.Holder:output_type -> percolator.tso.v1.HolderResponse
-	15, // 18: percolator.tso.v1.Oracle.PublishHints:output_type -> percolator.tso.v1.PublishHintsResponse
-	17, // 19: percolator.tso.v1.Oracle.SubscribeHints:output_type -> percolator.tso.v1.SubscribeHintsResponse
-	13, // [13:20] is the sub-list for method output_type
-	6,  // [6:13] is the sub-list for method input_type
+	8,  // 8: percolator.tso.v1.Oracle.PublishHints:input_type -> percolator.tso.v1.PublishHintsRequest
+	10, // 9: percolator.tso.v1.Oracle.SubscribeHints:input_type -> percolator.tso.v1.SubscribeHintsRequest
+	3,  // 10: percolator.tso.v1.Oracle.Timestamps:output_type -> percolator.tso.v1.TimestampsResponse
+	6,  // 11: percolator.tso.v1.Oracle.Status:output_type -> percolator.tso.v1.StatusResponse
+	9,  // 12: percolator.tso.v1.Oracle.PublishHints:output_type -> percolator.tso.v1.PublishHintsResponse
+	11, // 13: percolator.tso.v1.Oracle.SubscribeHints:output_type -> percolator.tso.v1.SubscribeHintsResponse
+	10, // [10:14] is the sub-list for method output_type
+	6,  // [6:10] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1414,7 +1041,7 @@ func file_tso_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tso_proto_rawDesc), len(file_tso_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

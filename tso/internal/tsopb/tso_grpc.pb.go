@@ -29,9 +29,6 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Oracle_Timestamps_FullMethodName     = "/percolator.tso.v1.Oracle/Timestamps"
 	Oracle_Status_FullMethodName         = "/percolator.tso.v1.Oracle/Status"
-	Oracle_Acquire_FullMethodName        = "/percolator.tso.v1.Oracle/Acquire"
-	Oracle_Release_FullMethodName        = "/percolator.tso.v1.Oracle/Release"
-	Oracle_Holder_FullMethodName         = "/percolator.tso.v1.Oracle/Holder"
 	Oracle_PublishHints_FullMethodName   = "/percolator.tso.v1.Oracle/PublishHints"
 	Oracle_SubscribeHints_FullMethodName = "/percolator.tso.v1.Oracle/SubscribeHints"
 )
@@ -40,16 +37,12 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Oracle is the service of a server. Only the leader answers Timestamps, the
-// lock calls and the hint calls; any server answers Status.
+// Oracle is the service of a server. Only the leader answers Timestamps and the
+// hint calls; any server answers Status.
 type OracleClient interface {
 	// Timestamps hands out ranges: one response for each request, in order.
 	Timestamps(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TimestampsRequest, TimestampsResponse], error)
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
-	// Advisory locks and liveness tokens. They live in the leader's memory.
-	Acquire(ctx context.Context, in *AcquireRequest, opts ...grpc.CallOption) (*AcquireResponse, error)
-	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
-	Holder(ctx context.Context, in *HolderRequest, opts ...grpc.CallOption) (*HolderResponse, error)
 	// Hints about new work, from the process that makes it to one of the processes
 	// that look for it. They live in the leader's memory, and may be lost. Servers
 	// of older releases do not know these calls.
@@ -90,36 +83,6 @@ func (c *oracleClient) Status(ctx context.Context, in *StatusRequest, opts ...gr
 	return out, nil
 }
 
-func (c *oracleClient) Acquire(ctx context.Context, in *AcquireRequest, opts ...grpc.CallOption) (*AcquireResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(AcquireResponse)
-	err := c.cc.Invoke(ctx, Oracle_Acquire_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *oracleClient) Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ReleaseResponse)
-	err := c.cc.Invoke(ctx, Oracle_Release_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *oracleClient) Holder(ctx context.Context, in *HolderRequest, opts ...grpc.CallOption) (*HolderResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(HolderResponse)
-	err := c.cc.Invoke(ctx, Oracle_Holder_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *oracleClient) PublishHints(ctx context.Context, in *PublishHintsRequest, opts ...grpc.CallOption) (*PublishHintsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PublishHintsResponse)
@@ -153,16 +116,12 @@ type Oracle_SubscribeHintsClient = grpc.ServerStreamingClient[SubscribeHintsResp
 // All implementations must embed UnimplementedOracleServer
 // for forward compatibility.
 //
-// Oracle is the service of a server. Only the leader answers Timestamps, the
-// lock calls and the hint calls; any server answers Status.
+// Oracle is the service of a server. Only the leader answers Timestamps and the
+// hint calls; any server answers Status.
 type OracleServer interface {
 	// Timestamps hands out ranges: one response for each request, in order.
 	Timestamps(grpc.BidiStreamingServer[TimestampsRequest, TimestampsResponse]) error
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
-	// Advisory locks and liveness tokens. They live in the leader's memory.
-	Acquire(context.Context, *AcquireRequest) (*AcquireResponse, error)
-	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
-	Holder(context.Context, *HolderRequest) (*HolderResponse, error)
 	// Hints about new work, from the process that makes it to one of the processes
 	// that look for it. They live in the leader's memory, and may be lost. Servers
 	// of older releases do not know these calls.
@@ -185,15 +144,6 @@ func (UnimplementedOracleServer) Timestamps(grpc.BidiStreamingServer[TimestampsR
 }
 func (UnimplementedOracleServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
-}
-func (UnimplementedOracleServer) Acquire(context.Context, *AcquireRequest) (*AcquireResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Acquire not implemented")
-}
-func (UnimplementedOracleServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
-}
-func (UnimplementedOracleServer) Holder(context.Context, *HolderRequest) (*HolderResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Holder not implemented")
 }
 func (UnimplementedOracleServer) PublishHints(context.Context, *PublishHintsRequest) (*PublishHintsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PublishHints not implemented")
@@ -247,60 +197,6 @@ func _Oracle_Status_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Oracle_Acquire_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(AcquireRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(OracleServer).Acquire(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Oracle_Acquire_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(OracleServer).Acquire(ctx, req.(*AcquireRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Oracle_Release_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ReleaseRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(OracleServer).Release(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Oracle_Release_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(OracleServer).Release(ctx, req.(*ReleaseRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Oracle_Holder_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(HolderRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(OracleServer).Holder(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Oracle_Holder_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(OracleServer).Holder(ctx, req.(*HolderRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Oracle_PublishHints_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PublishHintsRequest)
 	if err := dec(in); err != nil {
@@ -340,18 +236,6 @@ var Oracle_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Oracle_Status_Handler,
-		},
-		{
-			MethodName: "Acquire",
-			Handler:    _Oracle_Acquire_Handler,
-		},
-		{
-			MethodName: "Release",
-			Handler:    _Oracle_Release_Handler,
-		},
-		{
-			MethodName: "Holder",
-			Handler:    _Oracle_Holder_Handler,
 		},
 		{
 			MethodName: "PublishHints",

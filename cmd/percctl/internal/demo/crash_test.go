@@ -137,7 +137,6 @@ func runClusterer(t *testing.T, ctx context.Context, client *txn.Client, onEvent
 	t.Helper()
 	cfg := workerConfig()
 	cfg.OnEvent = onEvent
-	cfg.NoLocks = true // the dead worker's would be waited for
 	w, err := notify.NewWorker(client, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -77,7 +77,6 @@ type ServerReport struct {
 	Requests      uint64  `json:"requests"`                            // requests answered since it started
 	BigtableRPCs  uint64  `json:"bigtable_rpcs"`                       // requests to Bigtable since it started
 	BigtableWrite uint64  `json:"bigtable_writes"`                     // writes to Bigtable since it started
-	Locks         uint64  `json:"locks"`                               // advisory locks that clients hold now
 	Uptime        float64 `json:"uptime_seconds"`                      // time since it started
 
 	Hints hintsReport `json:"hints"` // hints for observers since it started
@@ -230,7 +229,7 @@ func newServerReport(address string, st tso.Status, err error) ServerReport {
 	r := ServerReport{
 		Address: address, Server: st.Server, Leading: st.Leading, Reason: st.Reason, Epoch: st.Epoch, Terms: st.Terms,
 		Rate: st.Rate, Timestamps: st.Timestamps, Requests: st.Requests, BigtableRPCs: st.BigtableRPCs, BigtableWrite: st.BigtableWrites,
-		Locks: st.Locks, Uptime: st.Uptime.Seconds(), Hints: hintsReport(st.Hints),
+		Uptime: st.Uptime.Seconds(), Hints: hintsReport(st.Hints),
 	}
 	if st.Leading {
 		r.Next = int64(st.Next)
@@ -254,7 +253,7 @@ func printStatus(w io.Writer, r Report) error {
 		return nil
 	}
 	t := cli.NewTable(w)
-	cli.WriteRow(t, "SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS", "LOCKS",
+	cli.WriteRow(t, "SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS",
 		"SUBSCRIBERS", "HINTS", "DELIVERED", "DROPPED")
 	for _, sv := range r.Servers {
 		switch {
@@ -265,7 +264,7 @@ func printStatus(w io.Writer, r Report) error {
 		default:
 			cli.WriteRow(t, sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
 				strconv.FormatFloat(sv.Rate, 'f', 0, 64), seconds(sv.Lag), seconds(sv.LeaseLeft),
-				strconv.FormatUint(sv.Timestamps, 10), strconv.FormatUint(sv.Locks, 10),
+				strconv.FormatUint(sv.Timestamps, 10),
 				strconv.Itoa(sv.Hints.Subscribers), strconv.FormatUint(sv.Hints.Received, 10),
 				strconv.FormatUint(sv.Hints.Delivered, 10), strconv.FormatUint(sv.Hints.Dropped, 10))
 		}

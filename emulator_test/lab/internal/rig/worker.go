@@ -166,7 +166,7 @@ func (w *worker) run(ctx context.Context, o RunOrder) error {
 	w.scanner = &notify.Scanner{MinInterval: o.MinInterval, MaxInterval: o.MaxInterval, NoTeleport: o.NoTeleport}
 	cfg := notify.Config{Finder: w.scanner, NoHints: !o.Hints, OnEvent: w.event}
 	if o.Locks {
-		cfg.Locks, _ = changes.AdvisoryLocks(w.client)
+		cfg.Locks = changes.AdvisoryLocks(w.client)
 	}
 	runner, err := notify.NewWorker(w.client, cfg)
 	if err != nil {

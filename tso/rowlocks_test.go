@@ -18,23 +18,8 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
-	"github.com/percolator-bigtable/percolator/tso/server"
 	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
-
-// eachLocks runs f with every implementation.
-func eachLocks(t *testing.T, f func(t *testing.T, l tso.Locks)) {
-	t.Run("rows", func(t *testing.T) {
-		tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) { f(t, rowLocks(t, e)) })
-	})
-	t.Run("served", func(t *testing.T) {
-		tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-			c.Start("a", server.Config{})
-			tsotest.Advance(time.Minute) // long after it came to lead
-			f(t, c.Client(tso.ClientConfig{}, "a").Locks())
-		})
-	})
-}
 
 func rowLocks(t *testing.T, e *tsotest.Emulator) *tso.RowLocks {
 	t.Helper()
@@ -42,7 +27,8 @@ func rowLocks(t *testing.T, e *tsotest.Emulator) *tso.RowLocks {
 }
 
 func TestLocks(t *testing.T) {
-	eachLocks(t, func(t *testing.T, l tso.Locks) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		l := rowLocks(t, e)
 		ctx := t.Context()
 		acquire := func(name, owner string, want bool, holder string) {
 			t.Helper()
@@ -79,12 +65,17 @@ func TestLocks(t *testing.T) {
 		}
 		holder("row/1", "")
 		acquire("any bytes \x00\xff/", "\x01", true, "\x01")
-		for _, bad := range []struct {
+		x, y := strings.Repeat("x", 2<<10), strings.Repeat("y", 2<<10)
+		for _, tt := range []struct {
 			name, owner string
 			ttl         time.Duration
-		}{{"", "x", 1}, {"x", "", 1}, {"x", "x", 0}, {"x", "x", -1}, {"x", "x", time.Hour}, {strings.Repeat("x", 3000), "x", 1}} {
-			if _, _, err := l.Acquire(ctx, bad.name, bad.owner, bad.ttl); err == nil {
-				t.Errorf("accepted %+v", bad)
+			says        string
+		}{
+			{x, y, 10 * time.Minute, ""}, {"", "x", 1, "lock name of 0 bytes"}, {x + "x", "x", 1, "lock name of 2049 bytes"}, {"x", "", 1, "lock owner of 0 bytes"},
+			{"x", y + "y", 1, "lock owner of 2049 bytes"}, {"x", "x", 0, "lock ttl of 0s"}, {"x", "x", 10*time.Minute + 1, "lock ttl of 10m0.000000001s"},
+		} {
+			if _, _, err := l.Acquire(ctx, tt.name, tt.owner, tt.ttl); (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%d, %d, %v: %v, want %q", len(tt.name), len(tt.owner), tt.ttl, err, tt.says)
 			}
 		}
 		if err := l.Release(ctx, "", "x"); err == nil {
@@ -98,7 +89,8 @@ func TestLocks(t *testing.T) {
 
 // TestLocksAfterTheirContext: a call whose context has ended changes nothing, and says so.
 func TestLocksAfterTheirContext(t *testing.T) {
-	eachLocks(t, func(t *testing.T, l tso.Locks) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		l := rowLocks(t, e)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		isEnded := func(err error) bool { return errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled }
@@ -118,7 +110,8 @@ func TestLocksAfterTheirContext(t *testing.T) {
 }
 
 func TestLocksOneWinner(t *testing.T) {
-	eachLocks(t, func(t *testing.T, l tso.Locks) {
+	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
+		l := rowLocks(t, e)
 		for round := range 5 {
 			var won atomic.Int32
 			var wg sync.WaitGroup
@@ -192,20 +185,6 @@ func TestRowLocksSweep(t *testing.T) {
 		})
 		if _, err := l.Sweep(t.Context(), 0); err == nil {
 			t.Error("no error")
-		}
-	})
-}
-
-// TestLocksWithoutAName: the client refuses them, without a server.
-func TestLocksWithoutAName(t *testing.T) {
-	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-		l, began := c.Client(tso.ClientConfig{}, "none").Locks(), time.Now()
-		_, _, acquire := l.Acquire(t.Context(), "", "x", time.Minute)
-		_, holder := l.Holder(t.Context(), "")
-		for _, err := range []error{acquire, holder, l.Release(t.Context(), "", "x")} {
-			if err == nil || errors.Is(err, tso.ErrUnavailable) || time.Since(began) != 0 {
-				t.Errorf("%v after %v", err, time.Since(began))
-			}
 		}
 	})
 }
