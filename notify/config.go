@@ -27,7 +27,7 @@ type Config struct {
 	// Defaults to a Scanner with its own defaults.
 	Finder Finder
 
-	// NoHints has the worker find changes by scanning alone.
+	// NoHints has the worker find changes of its own process by its Finder alone, too.
 	// Defaults to false.
 	NoHints bool
 

@@ -68,10 +68,9 @@
 //
 // # How a worker finds changes
 //
-// The commit of a change to an observed column also writes a notify cell. Workers scan the
-// tables for notify cells and share this work ([Scanner]). Hints make it faster: a worker
-// runs changes of its own process at once, and those of other processes if the timestamp
-// service carries hints. Hints may be lost, and the scan finds what they miss.
+// The commit of a change to an observed column also writes a notify cell, and an entry in a
+// journal. Workers look at the journal every second, and share this work ([Scanner]). A worker
+// runs changes of its own process at once, if it has room, and finds the rest in the journal.
 //
 // # More
 //

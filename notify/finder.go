@@ -9,8 +9,8 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A Finder finds notifications. Hints may be lost, so a worker relies on its Finder to
-// find every notification in the end. [Scanner] is one.
+// A Finder finds notifications. A worker runs changes of its own process at once only while it
+// has room, and so it relies on its Finder to find every notification in the end. [Scanner] is one.
 type Finder interface {
 	// Find finds notifications in the tables of s and offers them, until ctx ends. It
 	// then returns ctx's error. It offers each notification in the end, however many
@@ -37,4 +37,6 @@ type Search struct {
 	lane func(txn.Cell) target
 	// busy reports whether the worker has queued a cell or is checking it; nil: unknown.
 	busy func(txn.Cell) bool
+	// behind reports whether cells wait until the worker has time for them; nil: unknown.
+	behind func() bool
 }

@@ -2,8 +2,6 @@ package notify
 
 import (
 	"context"
-	"log/slog"
-	"sync"
 
 	"github.com/percolator-bigtable/percolator/txn"
 
@@ -14,7 +12,6 @@ import (
 // its column.
 type intake struct {
 	client    *txn.Client
-	logger    *slog.Logger
 	lanes     map[target]*lane
 	patterns  []target // of lanes, those with the longest prefixes first
 	orphans   *orphans
@@ -64,6 +61,16 @@ func (in *intake) busy(cell txn.Cell) bool {
 	return l != nil && l.busy(cell)
 }
 
+// behind is Search.behind.
+func (in *intake) behind() bool {
+	for _, l := range in.lanes {
+		if len(l.found)+len(l.queue) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // hint takes the cell of a hint, if there is room for it.
 func (in *intake) hint(ctx context.Context, cell txn.Cell) (taken bool) {
 	l := in.lane(cell)
@@ -77,27 +84,4 @@ func (in *intake) hint(ctx context.Context, cell txn.Cell) (taken bool) {
 	in.counters.hinted.Add(1)
 	in.telemetry.took("hint")
 	return true
-}
-
-// takeHints takes hints of this process and, if the oracle carries hints, of other
-// processes, until ctx ends or stop is called.
-func (in *intake) takeHints(ctx context.Context) (stop func()) {
-	stopWatching := changes.WatchNotifications(in.client, func(cell txn.Cell) bool { return in.hint(ctx, cell) })
-	var columns []changes.ObservedColumn
-	for to := range in.lanes {
-		columns = append(columns, changes.ObservedColumn{Table: to.table, Column: to.column})
-	}
-	sctx, cancel := context.WithCancel(ctx)
-	var subscribed sync.WaitGroup
-	subscribed.Go(func() {
-		err := changes.SubscribeHints(sctx, in.client, columns, func(cell txn.Cell) { in.hint(ctx, cell) })
-		if err != nil && sctx.Err() == nil {
-			in.logger.WarnContext(ctx, "subscribing to hints of other processes failed; the scan finds their changes later", "error", err)
-		}
-	})
-	return func() {
-		stopWatching()
-		cancel()
-		subscribed.Wait()
-	}
 }

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,9 +21,9 @@ import (
 
 // A journal finds notifications in the journal of pending work, at a cost that follows the number
 // of cells with pending work. It reads the whole journal; of n workers, each does so at every
-// n-th interval. While there is much to find, each worker reads its own part instead, without
-// a pause, so that two workers seldom find the same cell. The parts of all workers need not be the
-// whole: one may have died, or run other observers too and share with more workers. So each still
+// n-th interval. While cells wait for a worker, it reads its own part instead, at
+// each interval, so that two workers seldom find the same cell. The parts of all workers need not be
+// the whole: one may have died, or run other observers too and share with more workers. So each still
 // reads the whole journal at every n-th of the longest intervals.
 //
 // The journal does not contain what clients of older releases committed, and what a restored
@@ -37,19 +36,17 @@ type journal struct {
 	threads     int
 
 	fleet    fleet
-	interval time.Duration // between two reads by all workers together
 	took     time.Duration // the last turn
 	rest     time.Duration // of all workers after it
 	cost     time.Duration // about how long one request after the other for the whole journal takes
 	pace     time.Duration // the same, of the last turn that read its parts completely; 0: none did
 	late     time.Time     // since when each turn has left out a part that did not answer; 0: the last one did not
 	locks    Locks
-	busy     bool      // the last turn found something
+	busy     bool      // the worker had more to do than it could take
 	whole    time.Time // the last turn that read the whole journal
 	offers   map[target]chan changes.Notification
 	offering sync.WaitGroup
-	missing  sync.Map     // tables that were not found
-	found    atomic.Int64 // since the last turn
+	missing  sync.Map // tables that were not found
 
 	mu        sync.Mutex
 	journaled []string        // tables
@@ -70,7 +67,7 @@ type offered struct {
 
 func newJournal(s *Scanner, search Search, least, most time.Duration, pieces, threads int) *journal {
 	// Several reads fall into the longest time that a notification may wait.
-	return &journal{scanner: s, search: search, least: least, most: max(most/5, least), interval: least, busy: true, whole: time.Now(), pieces: pieces, threads: threads, offers: map[target]chan changes.Notification{}, offered: map[txn.Cell]offered{}}
+	return &journal{scanner: s, search: search, least: least, most: max(most/5, least), busy: true, whole: time.Now(), pieces: pieces, threads: threads, offers: map[target]chan changes.Notification{}, offered: map[txn.Cell]offered{}}
 }
 
 // begin finds out which tables have a journal. If there are other workers, it waits for a moment:
@@ -235,18 +232,36 @@ func (j *journal) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// wait waits until the next turn. With many idle workers that takes long, and most of them may stop
+// every returns the time between two reads of the whole journal, by all workers together. All of them
+// keep less than a fifth of a node busy with a journal that is not long.
+func (j *journal) every() time.Duration { return min(max(j.least, 10*j.cost), j.most) }
+
+// behind reports whether cells wait that the journal has found, or the worker was told of.
+func (j *journal) behind() bool {
+	for _, ch := range j.offers {
+		if len(ch) > 0 {
+			return true
+		}
+	}
+	return j.search.behind != nil && j.search.behind()
+}
+
+// wait waits until the next turn. With many workers that takes long, and most of them may stop
 // meanwhile, so each looks at another one: about once a minute, but all together at most twice a second.
 func (j *journal) wait(ctx context.Context) error {
-	if j.busy {
-		return pause.For(ctx, max(j.interval, 3*j.took))
-	}
 	began, part := time.Now(), 0.5+rand.Float64()/2
+	if err := pause.For(ctx, j.least); err != nil {
+		return err
+	}
+	if j.busy = j.busy || j.behind(); j.busy {
+		return pause.For(ctx, 3*j.took-time.Since(began))
+	}
+	each := part * float64(j.every())
 	if j.cost >= longRead {
-		part /= 8 // mostly another worker has read the journal lately, and this one only asks
+		each = part * float64(j.most) / 8 // mostly another worker has read the journal lately, and this one only asks
 	}
 	for {
-		left := max(time.Duration(part*float64(j.fleet.share)*float64(j.interval)), j.rest) - time.Since(began)
+		left := max(time.Duration(float64(j.fleet.share)*each), j.rest) - time.Since(began)
 		look := max(5*j.most, time.Duration(j.fleet.share)*time.Second/2)
 		if err := pause.For(ctx, min(left, look)); err != nil || left <= look {
 			return err
@@ -273,7 +288,6 @@ func (j *journal) turn(ctx context.Context) error {
 			parts = j.parts()
 			release, first, of, j.whole = r, 0, parts, time.Now()
 		case !j.busy:
-			j.interval = min(2*j.interval, j.most)
 			return nil
 		default:
 			j.whole = j.whole.Add(j.most) // try again then
@@ -316,8 +330,7 @@ func (j *journal) starts(began time.Time) (tables []string) {
 	return j.journaled
 }
 
-// ends decides when the next turn is, after one that read so many parts in sum, and found nothing or
-// ended early.
+// ends notes how long a turn took that read so many parts in sum, and found nothing or ended early.
 func (j *journal) ends(took, sum time.Duration, parts, of int, nothing, early bool) {
 	switch {
 	case early:
@@ -326,18 +339,9 @@ func (j *journal) ends(took, sum time.Duration, parts, of int, nothing, early bo
 	case nothing:
 		j.cost = max(j.cost, sum*time.Duration(of)) // parts differ
 	}
-	j.busy = j.found.Swap(0) > 0
-	for _, ch := range j.offers {
-		j.busy = j.busy || len(ch) > 0
-	}
-	if j.busy {
-		j.interval = j.least
-	} else {
-		j.interval = min(2*j.interval, j.most)
-	}
-	j.took = took
+	j.took, j.busy = took, false
 	if j.rest = 3 * j.took; parts == of && j.cost >= longRead {
-		j.rest = max(j.interval, min(j.cost, 3*j.most)) - j.took
+		j.rest = max(j.every(), min(j.cost, 3*j.most)) - j.took
 	}
 }
 
@@ -452,9 +456,7 @@ func (j *journal) offer(ctx context.Context, n changes.Notification) {
 				select {
 				case n := <-ch:
 					j.note(n, time.Now())
-					if j.search.Offer(ctx, n, func() {}) {
-						j.found.Add(1)
-					}
+					j.search.Offer(ctx, n, func() {})
 				case <-ctx.Done():
 					return
 				}
@@ -469,7 +471,6 @@ func (j *journal) offer(ctx context.Context, n changes.Notification) {
 	case ch <- n:
 	default:
 		j.note(n, time.Now().Add(-time.Hour))
-		j.found.Add(1)
 	}
 }
 

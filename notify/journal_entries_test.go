@@ -121,7 +121,7 @@ func continuedBulkLoad(t *testing.T, collected bool, row time.Duration) {
 		if collected {
 			drain(t, env)
 		}
-		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))
+		startElsewhere(t, env, notify.Config{Finder: &notify.Scanner{MinInterval: 12 * time.Second}}, txntest.NewFaults(t))
 		faults := txntest.NewFaults(t)
 		late := faults.On("row", func(c txntest.Call) bool { return c.Table == "docs" && c.Method == "CheckAndMutateRow" }, txntest.Hold, 1)
 		c := env.NewClient(txn.Config{TokenTTL: time.Minute, RPCTimeout: 4 * time.Hour}, faults.DialOptions()...)
@@ -172,7 +172,7 @@ func TestEntryOfDeadTransaction(t *testing.T) {
 		<-dead.Fired()
 		pass(time.Second)
 		faults.Kill()
-		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))
+		startElsewhere(t, env, notify.Config{Finder: &notify.Scanner{MinInterval: 12 * time.Second}}, txntest.NewFaults(t))
 		pass(55 * time.Minute)
 		wantRows(t, env, 1)
 		pass(2 * time.Hour)
@@ -195,7 +195,7 @@ func TestEntryOfLostNotification(t *testing.T) {
 		}
 		<-dead.Fired()
 		faults.Kill()
-		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))
+		startElsewhere(t, env, notify.Config{Finder: &notify.Scanner{MinInterval: 12 * time.Second}}, txntest.NewFaults(t))
 		wantRows(t, env, 1)
 		pass(3 * time.Hour)
 		wantRows(t, env, 0)
@@ -219,7 +219,7 @@ func TestEntryOfSlowCommit(t *testing.T) {
 	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
-		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))
+		startElsewhere(t, env, notify.Config{Finder: &notify.Scanner{MinInterval: 12 * time.Second}}, txntest.NewFaults(t))
 		faults := txntest.NewFaults(t)
 		late := faults.OnStep(txntest.StepPrewrite, txntest.Hold)
 		const long = 4 * time.Hour
@@ -265,7 +265,7 @@ func TestOtherTablesEntries(t *testing.T) {
 		startElsewhere(t, env, notify.Config{}, faults)
 		faults.Reset()
 		pass(20 * time.Minute)
-		if n := faults.Count()[txntest.StepJournalRead]; n > 20*60/6 {
+		if n := faults.Count()[txntest.StepJournalRead]; n > 20*60+1 {
 			t.Errorf("an idle worker read %d pages of the journal in 20 minutes", n)
 		}
 	})
@@ -369,7 +369,7 @@ func TestTabletOfJournalDown(t *testing.T) {
 		wantEffects(t, env, ill, 2)
 		faults.Reset()
 		pass(time.Minute)
-		if n := faults.Count()[txntest.StepJournalRead]; n < 4 || n > 12 {
+		if n := faults.Count()[txntest.StepJournalRead]; n < 30 || n > 61 {
 			t.Errorf("%d reads of the journal in a minute after the outage", n)
 		}
 	})
@@ -386,7 +386,7 @@ func TestMissingTableWithEntries(t *testing.T) {
 		var mu sync.Mutex
 		var text bytes.Buffer
 		c := env.NewClient(txn.Config{TokenTTL: time.Minute, Logger: slog.New(slog.NewTextHandler(locked{&mu, &text}, nil))})
-		w := newWorker(t, c, notify.Config{Finder: &notify.Scanner{MaxInterval: 20 * time.Minute}})
+		w := newWorker(t, c, notify.Config{Finder: &notify.Scanner{MinInterval: 4 * time.Minute, MaxInterval: 20 * time.Minute}})
 		handle(t, w, "o", input, observeEffect)
 		handle(t, w, "gone", columnOf("lost", "d", "in"), func(context.Context, *txn.Txn, txn.Cell) error { return nil })
 		start(t, w)
@@ -416,7 +416,7 @@ func TestTableCreatedAgain(t *testing.T) {
 	long.RacedAtNight(t)
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
-		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))
+		startElsewhere(t, env, notify.Config{Finder: &notify.Scanner{MinInterval: 12 * time.Second}}, txntest.NewFaults(t))
 		faults := txntest.NewFaults(t)
 		dead := faults.OnStep(txntest.StepPrewrite, txntest.Crash)
 		commit(t, env, "row", faults)

@@ -26,7 +26,7 @@ func notificationOf(row string, triggers ...tso.Timestamp) changes.Notification 
 }
 
 // TestOffersOfAJournal: each notification waits until the worker takes it, once. What does not fit is
-// not known, so the next turn offers it again. What was taken, or did not fit, makes the next turn soon.
+// not known, so the next turn offers it again.
 func TestOffersOfAJournal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -48,24 +48,21 @@ func TestOffersOfAJournal(t *testing.T) {
 		}
 		offer(notificationOf("first", 7)) // the worker is taking it
 		offer(notificationOf("0", 2, 3))  // it waits
-		if n := j.found.Load(); n != 0 {
-			t.Errorf("%d notifications found before the worker has taken one", n)
-		}
 		offer(notificationOf("full", 1))
-		if n := j.found.Load(); n != 1 || j.known(notificationOf("full", 1)) || !j.known(notificationOf("first", 7)) || !j.known(notificationOf("0", 3)) {
-			t.Errorf("%d notifications found; the one that does not fit is known: %t", n, j.known(notificationOf("full", 1)))
+		if j.known(notificationOf("full", 1)) || !j.known(notificationOf("first", 7)) || !j.known(notificationOf("0", 3)) {
+			t.Errorf("the one that does not fit is known: %t", j.known(notificationOf("full", 1)))
 		}
 		close(free)
 		synctest.Wait()
-		if n := j.found.Load(); n != 2+maxOffers || len(offered) != 1+maxOffers || offered[0] != "first7" || offered[maxOffers] != fmt.Sprintf("%d3", maxOffers-1) {
-			t.Errorf("%d notifications found, %d offered: %v", n, len(offered), offered[:2])
+		if len(offered) != 1+maxOffers || offered[0] != "first7" || offered[maxOffers] != fmt.Sprintf("%d3", maxOffers-1) {
+			t.Errorf("%d offered: %v", len(offered), offered[:2])
 		}
 		takes, offered = false, nil
 		offer(notificationOf("first", 7)) // it was taken a moment ago
 		offer(notificationOf("first", 8))
 		offer(notificationOf("full", 1))
-		if n := j.found.Load(); n != 2+maxOffers || !slices.Equal(offered, []string{"first8", "full1"}) {
-			t.Errorf("%d notifications found, offered %v", n, offered)
+		if !slices.Equal(offered, []string{"first8", "full1"}) {
+			t.Errorf("offered %v", offered)
 		}
 		j.search.lane = func(txn.Cell) target { return target{table: "pattern"} }
 		for _, q := range []string{"a", "b"} {
@@ -124,7 +121,7 @@ func TestPartsOfAJournal(t *testing.T) {
 		}
 	}
 	j := newJournal(&Scanner{}, Search{}, time.Second, time.Minute, 3, 2)
-	if j.most != 12*time.Second || j.interval != time.Second || !j.busy || j.pieces != 3 || j.threads != 2 {
+	if j.most != 12*time.Second || j.least != time.Second || !j.busy || j.pieces != 3 || j.threads != 2 {
 		t.Errorf("%+v", j)
 	}
 	if j := newJournal(&Scanner{}, Search{}, time.Second, 2*time.Second, 3, 2); j.most != time.Second {
@@ -144,30 +141,45 @@ func waits(t *testing.T, wait func()) (least, most time.Duration) {
 	return least, most
 }
 
-// TestWaitsBetweenReads: while there is something to find, a worker waits for an interval, or three times as
-// long as a turn took. Otherwise n workers wait for a half to all of n intervals, and eight times less if
-// one of them reads for all.
+// TestWaitsBetweenReads: while a worker has more to do than it can take, it waits for an interval, or three
+// times as long as a turn took. Otherwise n workers wait for a half to all of n intervals, or eight times
+// less than n of the longest ones if one of them reads a long journal for all. An interval is ten times
+// as long as a read, within its bounds.
 func TestWaitsBetweenReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		fleetOf := func(n int) fleet { return fleet{share: n} }
+		full := map[target]chan changes.Notification{{table: "a"}: nil, {table: "b"}: make(chan changes.Notification, 1)}
+		full[target{table: "b"}] <- changes.Notification{}
 		for _, tt := range []struct {
 			j        *journal
 			from, to time.Duration
 		}{
-			{&journal{busy: true, interval: time.Second, took: time.Second / 4, fleet: fleet{share: 3}}, time.Second, time.Second},
-			{&journal{busy: true, interval: time.Second, took: time.Second, fleet: fleet{share: 3}}, 3 * time.Second, 3 * time.Second},
-			{&journal{interval: time.Second, most: time.Second, took: time.Minute, fleet: fleet{share: 1}}, time.Second / 2, time.Second},
-			{&journal{interval: 8 * time.Second, most: time.Second, cost: longRead - 1, fleet: fleet{share: 10}}, 40 * time.Second, 80 * time.Second},
-			{&journal{interval: 8 * time.Second, most: time.Second, cost: longRead, fleet: fleet{share: 10}}, 5 * time.Second, 10 * time.Second},
-			{&journal{interval: time.Second, most: time.Second, rest: 5 * time.Second, fleet: fleet{share: 1}}, 5 * time.Second, 5 * time.Second},
+			{&journal{offers: full, took: time.Second / 4, fleet: fleetOf(3)}, time.Second, time.Second},
+			{&journal{offers: full, took: time.Second, fleet: fleetOf(3)}, 3 * time.Second, 3 * time.Second},
+			{&journal{search: Search{behind: func() bool { return true }}, fleet: fleetOf(3)}, time.Second, time.Second},
+			{&journal{search: Search{behind: func() bool { return false }}, fleet: fleetOf(10)}, 5 * time.Second, 10 * time.Second},
+			{&journal{took: time.Minute, fleet: fleetOf(1)}, time.Second, time.Second},
+			{&journal{fleet: fleetOf(10)}, 5 * time.Second, 10 * time.Second},
+			{&journal{cost: longRead - 1, fleet: fleetOf(10)}, 5 * longRead * 10, 10 * longRead * 10},
+			{&journal{cost: longRead, fleet: fleetOf(10)}, 12 * time.Second * 5 / 8, 12 * time.Second * 10 / 8},
+			{&journal{rest: 5 * time.Second, fleet: fleetOf(1)}, 5 * time.Second, 5 * time.Second},
 		} {
+			tt.j.least, tt.j.most = time.Second, 12*time.Second
+			busy := tt.j.behind()
 			least, most := waits(t, func() {
-				if err := tt.j.wait(t.Context()); err != nil {
-					t.Error(err)
+				tt.j.busy = false
+				if err := tt.j.wait(t.Context()); err != nil || tt.j.busy != busy {
+					t.Errorf("busy %t, %v", tt.j.busy, err)
 				}
 			})
 			spread := tt.to - tt.from
 			if least < tt.from || most > tt.to || least > tt.from+spread/4 || most < tt.to-spread/4 {
-				t.Errorf("interval %v, rest %v, cost %v, %d workers: waits of %v to %v, want %v to %v", tt.j.interval, tt.j.rest, tt.j.cost, tt.j.fleet.share, least, most, tt.from, tt.to)
+				t.Errorf("rest %v, cost %v, %d workers: waits of %v to %v, want %v to %v", tt.j.rest, tt.j.cost, tt.j.fleet.share, least, most, tt.from, tt.to)
+			}
+		}
+		for cost, want := range map[time.Duration]time.Duration{0: time.Second, 100 * time.Millisecond: time.Second, 200 * time.Millisecond: 2 * time.Second, time.Minute: 12 * time.Second} {
+			if got := (&journal{least: time.Second, most: 12 * time.Second, cost: cost}).every(); got != want {
+				t.Errorf("a read of %v each %v, want each %v", cost, got, want)
 			}
 		}
 	})
@@ -270,38 +282,28 @@ func TestTurnsOfAPiece(t *testing.T) {
 func TestTurnsOfAJournal(t *testing.T) {
 	const long = 20 * time.Second
 	for name, tt := range map[string]struct {
-		interval, cost, took, sum time.Duration
-		parts, of                 int
-		nothing, early            bool
-		found                     int64
-		waits                     int // notifications
-		want                      *journal
+		cost, took, sum time.Duration
+		parts, of       int
+		nothing, early  bool
+		want            *journal
 	}{
-		"idle":                          {time.Second, 0, 10, 5, 1, 1, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 5, rest: 30}},
-		"idle for long":                 {8 * time.Second, 0, 10, 5, 1, 1, true, false, 0, 0, &journal{interval: 12 * time.Second, cost: 5, rest: 30}},
-		"found":                         {8 * time.Second, 9, 10, 5, 1, 1, false, false, 1, 0, &journal{interval: time.Second, cost: 5, rest: 30, busy: true}},
-		"something waits":               {8 * time.Second, 9, 10, 5, 1, 1, true, false, 0, 1, &journal{interval: time.Second, cost: 5, rest: 30, busy: true}},
-		"a failure":                     {time.Second, 9, 10, 5, 1, 1, true, true, 0, 0, &journal{interval: 2 * time.Second, cost: 9, rest: 30}},
-		"a part without any":            {time.Second, 9, 10, 5, 1, 3, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 15, rest: 30}},
-		"a shorter part without any":    {time.Second, 30, 10, 5, 1, 3, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: 30, rest: 30}},
-		"a part with some":              {time.Second, 9, 10, 5, 1, 3, false, false, 0, 0, &journal{interval: 2 * time.Second, cost: 9, rest: 30}},
-		"the whole, which is long":      {time.Second, 0, 5 * time.Second, long, 4, 4, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: long, rest: 15 * time.Second}},
-		"the whole, which is just long": {12 * time.Second, 0, time.Second, longRead, 1, 1, true, false, 0, 0, &journal{interval: 12 * time.Second, cost: longRead, rest: 11 * time.Second}},
-		"the whole, which is not long":  {12 * time.Second, 0, time.Second, longRead - 1, 1, 1, true, false, 0, 0, &journal{interval: 12 * time.Second, cost: longRead - 1, rest: 3 * time.Second}},
-		"the whole, which is very long": {time.Second, 0, time.Second, time.Hour, 4, 4, true, false, 0, 0, &journal{interval: 2 * time.Second, cost: time.Hour, rest: 35 * time.Second}},
-		"a part of a long one":          {time.Second, long, time.Second, time.Second, 1, 4, false, false, 0, 0, &journal{interval: 2 * time.Second, cost: long, rest: 3 * time.Second}},
+		"idle":                          {0, 10, 5, 1, 1, true, false, &journal{cost: 5, rest: 30}},
+		"found":                         {9, 10, 5, 1, 1, false, false, &journal{cost: 5, rest: 30}},
+		"a failure":                     {9, 10, 5, 1, 1, true, true, &journal{cost: 9, rest: 30}},
+		"a part without any":            {9, 10, 5, 1, 3, true, false, &journal{cost: 15, rest: 30}},
+		"a shorter part without any":    {30, 10, 5, 1, 3, true, false, &journal{cost: 30, rest: 30}},
+		"a part with some":              {9, 10, 5, 1, 3, false, false, &journal{cost: 9, rest: 30}},
+		"the whole, which is long":      {0, 5 * time.Second, long, 4, 4, true, false, &journal{cost: long, rest: 15 * time.Second}},
+		"the whole, which is just long": {0, time.Second, longRead, 1, 1, true, false, &journal{cost: longRead, rest: 10*longRead - time.Second}},
+		"the whole, which is not long":  {0, time.Second, longRead - 1, 1, 1, true, false, &journal{cost: longRead - 1, rest: 3 * time.Second}},
+		"the whole, which is very long": {0, time.Second, time.Hour, 4, 4, true, false, &journal{cost: time.Hour, rest: 35 * time.Second}},
+		"a part of a long one":          {long, time.Second, time.Second, 1, 4, false, false, &journal{cost: long, rest: 3 * time.Second}},
 	} {
 		j := newJournal(&Scanner{}, Search{}, time.Second, time.Minute, 1, 1)
-		j.interval, j.cost = tt.interval, tt.cost
-		j.found.Store(tt.found)
-		ch := make(chan changes.Notification, 2)
-		j.offers[target{table: "a"}], j.offers[target{table: "b"}] = make(chan changes.Notification), ch
-		for range tt.waits {
-			ch <- changes.Notification{}
-		}
+		j.cost = tt.cost
 		j.ends(tt.took, tt.sum, tt.parts, tt.of, tt.nothing, tt.early)
-		if j.interval != tt.want.interval || j.cost != tt.want.cost || j.rest != tt.want.rest || j.busy != tt.want.busy || j.took != tt.took || j.found.Load() != 0 {
-			t.Errorf("%s: interval %v, cost %v, rest %v, busy %t; want %v, %v, %v, %t", name, j.interval, j.cost, j.rest, j.busy, tt.want.interval, tt.want.cost, tt.want.rest, tt.want.busy)
+		if j.cost != tt.want.cost || j.rest != tt.want.rest || j.busy || j.took != tt.took {
+			t.Errorf("%s: cost %v, rest %v, busy %t; want %v, %v", name, j.cost, j.rest, j.busy, tt.want.cost, tt.want.rest)
 		}
 	}
 }

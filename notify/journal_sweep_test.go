@@ -57,15 +57,15 @@ func putToken(t *testing.T, env *txntest.Env, owner string, journal bool, observ
 	}
 }
 
-// TestJournalPartWithoutWorker: while workers always find something, each reads its part of the
-// journal. Entries in a part that nobody reads are found nevertheless.
+// TestJournalPartWithoutWorker: while workers have always more to do than they can take, each reads its part
+// of the journal. Entries in a part that nobody reads are found nevertheless.
 func TestJournalPartWithoutWorker(t *testing.T) {
 	long.NotUnderRace(t, "hours of virtual time")
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		putToken(t, env, "0", true, "o")
 		putToken(t, env, "~", true, "o")
-		startElsewhere(t, env, notify.Config{}, txntest.NewFaults(t))
+		startElsewhere(t, env, notify.Config{Concurrency: 1}, txntest.NewFaults(t), slow(200*time.Millisecond))
 		for i := range 120 { // there are always changes in the part of the worker
 			if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
 				for n := range 20 {
@@ -124,7 +124,7 @@ func TestSweepPassesUnreadablePiece(t *testing.T) {
 			ranges := r.GetRows().GetRowRanges()
 			return len(ranges) == 0 || len(ranges[0].GetStartKeyClosed()) == 0
 		}, txntest.DropRequest, 0)
-		scanner := &notify.Scanner{MaxInterval: 20 * time.Minute}
+		scanner := &notify.Scanner{MinInterval: 4 * time.Minute, MaxInterval: 20 * time.Minute}
 		startElsewhere(t, env, notify.Config{Finder: scanner}, faults)
 		pass(26 * time.Hour)
 		wantLeft(t, env.Client, 2, 0)
@@ -228,7 +228,7 @@ func TestSlowPieceCounts(t *testing.T) {
 		for range 2 {
 			c := env.NewClient(txn.Config{TokenTTL: time.Minute})
 			finding.Go(func() {
-				_ = (&notify.Scanner{MaxInterval: 20 * time.Minute}).Find(ctx, notify.Search{
+				_ = (&notify.Scanner{MinInterval: 4 * time.Minute, MaxInterval: 20 * time.Minute}).Find(ctx, notify.Search{
 					Client: c, Tables: []string{"docs"}, Logger: slog.New(slog.DiscardHandler),
 					Offer: func(_ context.Context, n changes.Notification, _ func()) bool {
 						mu.Lock()

@@ -285,10 +285,10 @@ func TestRunOfAJournal(t *testing.T) {
 			faults.Reset()
 			<-time.After(time.Hour)
 			synctest.Wait()
-			n, intervals := faults.Count(), 3600/12/workers
-			for _, step := range []txntest.Step{txntest.StepJournalRead, txntest.StepSweep} {
-				if n[step] < intervals-1 || n[step] > 2*intervals+1 {
-					t.Errorf("one of %d workers sent %d requests of %q in an hour, want %d to %d", workers, n[step], step, intervals, 2*intervals)
+			n := faults.Count()
+			for step, every := range map[txntest.Step]int{txntest.StepJournalRead: 1, txntest.StepSweep: 12} {
+				if intervals := 3600 / every / workers; n[step] < intervals-1 || n[step] > 2*intervals+1 {
+					t.Errorf("one of %d workers sent %d requests of %q in an hour, want about one in %d s", workers, n[step], step, every*workers)
 				}
 			}
 			if err := c.Close(t.Context()); err != nil {
@@ -336,13 +336,13 @@ func TestLongWaits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			j := &journal{search: Search{Client: c}, interval: 12 * time.Second, most: 12 * time.Second, fleet: fleet{share: share, next: workers[0].Owner}}
+			j := &journal{search: Search{Client: c}, least: 12 * time.Second, most: 12 * time.Second, fleet: fleet{share: share, next: workers[0].Owner}}
 			began := time.Now()
 			if err := j.wait(t.Context()); err != nil {
 				t.Error(err)
 			}
 			took := time.Since(began)
-			if n := faults.Count()[txntest.StepToken]; n != int((took-1)/every) {
+			if n := faults.Count()[txntest.StepToken]; n != int((took-j.least-1)/every) {
 				t.Errorf("%d workers: %d looks in %v, want one in %v", share, n, took, every)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -432,42 +432,37 @@ func TestTurns(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for when, tt := range map[string]struct {
-			ctx      context.Context
-			fails    bool
-			share    int // 0: 3
-			busy     bool
-			whole    time.Duration // since
-			cost     time.Duration
-			free     bool
-			err      error
-			tables   []string
-			reads    []string
-			asked    []string // without the owner
-			interval time.Duration
-			left     time.Duration // since a turn has read the whole
+			ctx    context.Context
+			fails  bool
+			share  int // 0: 3
+			busy   bool
+			whole  time.Duration // since
+			cost   time.Duration
+			free   bool
+			err    error
+			tables []string
+			reads  []string
+			asked  []string      // without the owner
+			left   time.Duration // since a turn has read the whole
 		}{
-			"no table":                        {},
-			"idle":                            {tables: []string{"t"}, reads: pending(0, 1, 1), interval: time.Second},
-			"idle, another one reads":         {tables: []string{"t"}, cost: longRead, asked: []string{"acquire 1m0s"}, interval: 2 * time.Second},
-			"idle, alone":                     {tables: []string{"t"}, cost: longRead, free: true, reads: pending(0, 1, 1), asked: []string{"acquire 1m0s", "release"}, interval: time.Second},
-			"idle, a long one":                {tables: []string{"t"}, cost: 3 * time.Minute, free: true, reads: pending(0, 16, 16), asked: []string{"acquire 3m0s", "release"}, interval: time.Second},
-			"idle, a very long one":           {tables: []string{"t"}, cost: time.Hour, free: true, reads: pending(0, 16, 16), asked: []string{"acquire 10m0s", "release"}, interval: time.Second},
-			"idle, locks do not answer":       {tables: []string{"t"}, cost: longRead, err: errors.New("x"), reads: pending(0, 1, 1), asked: []string{"acquire 1m0s", "release"}, interval: time.Second},
-			"idle, no other worker":           {share: 1, tables: []string{"t"}, cost: longRead, reads: pending(0, 1, 1), interval: time.Second},
-			"busy":                            {tables: []string{"t"}, busy: true, whole: 36*time.Second - 1, cost: longRead, reads: pending(1, 1, 3), left: 36*time.Second - 1, interval: time.Second},
-			"busy for long":                   {tables: []string{"t"}, busy: true, whole: 36 * time.Second, reads: pending(0, 1, 1), interval: time.Second},
-			"busy for long, not alone":        {tables: []string{"t"}, busy: true, whole: 36 * time.Second, cost: longRead, reads: pending(1, 1, 3), asked: []string{"acquire 1m0s"}, left: 24 * time.Second, interval: time.Second},
-			"idle, alone, it fails":           {fails: true, tables: []string{"t"}, cost: longRead, free: true, asked: []string{"acquire 1m0s", "release"}, interval: time.Second},
-			"idle, alone, its context ends":   {ctx: ended, tables: []string{"t"}, cost: longRead, free: true, asked: []string{"acquire 1m0s", "release"}, interval: time.Second},
-			"idle for long, another one read": {tables: []string{"t"}, cost: longRead, asked: []string{"acquire 1m0s"}, interval: 12 * time.Second},
+			"no table":                      {},
+			"idle":                          {tables: []string{"t"}, reads: pending(0, 1, 1)},
+			"idle, another one reads":       {tables: []string{"t"}, cost: longRead, asked: []string{"acquire 1m0s"}},
+			"idle, alone":                   {tables: []string{"t"}, cost: longRead, free: true, reads: pending(0, 1, 1), asked: []string{"acquire 1m0s", "release"}},
+			"idle, a long one":              {tables: []string{"t"}, cost: 3 * time.Minute, free: true, reads: pending(0, 16, 16), asked: []string{"acquire 3m0s", "release"}},
+			"idle, a very long one":         {tables: []string{"t"}, cost: time.Hour, free: true, reads: pending(0, 16, 16), asked: []string{"acquire 10m0s", "release"}},
+			"idle, locks do not answer":     {tables: []string{"t"}, cost: longRead, err: errors.New("x"), reads: pending(0, 1, 1), asked: []string{"acquire 1m0s", "release"}},
+			"idle, no other worker":         {share: 1, tables: []string{"t"}, cost: longRead, reads: pending(0, 1, 1)},
+			"busy":                          {tables: []string{"t"}, busy: true, whole: 36*time.Second - 1, cost: longRead, reads: pending(1, 1, 3), left: 36*time.Second - 1},
+			"busy for long":                 {tables: []string{"t"}, busy: true, whole: 36 * time.Second, reads: pending(0, 1, 1)},
+			"busy for long, not alone":      {tables: []string{"t"}, busy: true, whole: 36 * time.Second, cost: longRead, reads: pending(1, 1, 3), asked: []string{"acquire 1m0s"}, left: 24 * time.Second},
+			"idle, alone, it fails":         {fails: true, tables: []string{"t"}, cost: longRead, free: true, asked: []string{"acquire 1m0s", "release"}},
+			"idle, alone, its context ends": {ctx: ended, tables: []string{"t"}, cost: longRead, free: true, asked: []string{"acquire 1m0s", "release"}},
 		} {
 			j := newJournal(&Scanner{}, Search{Client: c, Tables: []string{"t"}, Observers: []string{"o"}, Logger: slog.New(slog.DiscardHandler), Offer: func(context.Context, changes.Notification, func()) bool { return false }}, time.Second, time.Minute, 10, 2)
 			locks := &recordedLocks{began: time.Now(), free: tt.free, err: tt.err}
 			j.locks, j.fleet, j.journaled, j.busy, j.cost, j.rest = locks, fleet{share: max(tt.share, 3-2*tt.share), rank: 1, counted: time.Now()}, tt.tables, tt.busy, tt.cost, time.Hour
 			j.whole = time.Now().Add(-tt.whole)
-			if strings.HasPrefix(when, "idle for long") {
-				j.interval = 8 * time.Second
-			}
 			ctx, stop := context.WithCancel(t.Context())
 			if tt.ctx != nil {
 				ctx = tt.ctx
@@ -496,8 +491,8 @@ func TestTurns(t *testing.T) {
 			if !slices.Equal(asked, tt.asked) {
 				t.Errorf("%s: asked %q, want %q", when, asked, tt.asked)
 			}
-			if n := int(j.scanner.reads.Load()); n != min(len(tt.reads), 1) && tt.ctx == nil && !tt.fails || len(tt.tables) > 0 && len(tt.reads) == 0 && tt.ctx == nil && !tt.fails && (j.interval != tt.interval || j.rest != 0) {
-				t.Errorf("%s: %d reads, interval %v, rest %v", when, n, j.interval, j.rest)
+			if n := int(j.scanner.reads.Load()); n != min(len(tt.reads), 1) && tt.ctx == nil && !tt.fails || len(tt.tables) > 0 && len(tt.reads) == 0 && tt.ctx == nil && !tt.fails && j.rest != 0 {
+				t.Errorf("%s: %d reads, rest %v", when, n, j.rest)
 			}
 			if tt.reads != nil && tt.left == 0 {
 				tt.cost = 0 // the whole journal was read at once

@@ -179,7 +179,7 @@ func TestBacklogIsTakenOnce(t *testing.T) {
 	virtual(t, func(t *testing.T, env *txntest.Env) {
 		register(t, env.Client, input, "o", false)
 		if _, err := env.Client.Update(t.Context(), func(_ context.Context, tx *txn.Txn) error {
-			for i := range 900 {
+			for i := range 300 {
 				tx.Table("docs").Set(fmt.Sprint(i), input.Family, input.Qualifier, nil)
 			}
 			return nil
@@ -192,8 +192,8 @@ func TestBacklogIsTakenOnce(t *testing.T) {
 		handle(t, w, "o", input, observeEffect)
 		start(t, w)
 		pass(2 * time.Minute)
-		if n := len(effects(t, env.Client)); n != 900 || looks.Load() != 900 {
-			t.Errorf("%d checks, and %d of 900 changes handled", looks.Load(), n)
+		if n := len(effects(t, env.Client)); n != 300 || looks.Load() != 300 {
+			t.Errorf("%d checks, and %d of 300 changes handled", looks.Load(), n)
 		}
 	})
 }

@@ -280,6 +280,14 @@ func TestLanesOfAWorker(t *testing.T) {
 	if d := cmp.Diff(map[target]string{column: "abcd", short: "c", long: "bc", other: "e"}, got, cmp.AllowUnexported(target{})); d != "" {
 		t.Errorf("lanes (-want +got):\n%s", d)
 	}
+	for _, waits := range []chan task{in.lanes[long].queue, in.lanes[other].found} {
+		if waits <- (task{}); !in.behind() {
+			t.Error("a cell waits, and the worker is not behind")
+		}
+		if <-waits; in.behind() {
+			t.Error("no cell waits, and the worker is behind")
+		}
+	}
 	if !slices.Equal(in.patterns, []target{long, short}) {
 		t.Errorf("patterns %v", in.patterns)
 	}

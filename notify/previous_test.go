@@ -185,7 +185,7 @@ func TestPreviousOfUnseenDelete(t *testing.T) {
 			var broken error
 			var log []string
 			run := func() (stop func() error) {
-				w := newWorker(t, c, notify.Config{MaxAttempts: 1})
+				w := newWorker(t, c, notify.Config{MaxAttempts: 1, Finder: &notify.Scanner{MinInterval: 12 * time.Second}})
 				handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, _ txn.Cell) error {
 					value, ok, err := notify.Previous(ctx, tx)
 					if broken == nil {
@@ -263,7 +263,7 @@ func TestPreviousExpired(t *testing.T) {
 				t.Fatal(err)
 			}
 			register(t, env.Client, input, "o", false)
-			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{})
+			w := newWorker(t, env.NewClient(txn.Config{TokenTTL: -1}), notify.Config{Finder: &notify.Scanner{MinInterval: 12 * time.Second}})
 			var log []string
 			handle(t, w, "o", input, func(ctx context.Context, tx *txn.Txn, _ txn.Cell) error {
 				value, ok, err := notify.Previous(ctx, tx)

@@ -20,7 +20,7 @@ import (
 	"github.com/percolator-bigtable/percolator/txn/changes"
 )
 
-// A Scanner finds notifications without hints. If a table has a journal of pending work, the
+// A Scanner finds the notifications of all processes. If a table has a journal of pending work, the
 // worker reads that (changes.Pending), and all workers together sweep the table once a day. Its
 // cost follows what is pending.
 //
@@ -47,14 +47,16 @@ type Scanner struct {
 	// Defaults to 2.
 	Threads int
 
-	// MinInterval is the time from the begin of one sweep to the begin of the next, by
-	// any worker, while sweeps find something.
+	// MinInterval is the time from one look at the journal to the next, by any worker: about
+	// the longest time that a change of another process waits. For tables without a journal it
+	// is the time from the begin of one sweep to the begin of the next, while sweeps find
+	// something.
 	// Defaults to 1 second.
 	MinInterval time.Duration
 
-	// MaxInterval is the same after many sweeps that found nothing: about the longest
-	// time that a notification without a hint waits, unless one worker needs longer
-	// for a sweep. Workers read the journal five times as often.
+	// MaxInterval is the time between two sweeps of tables without a journal after many
+	// that found nothing, unless one worker needs longer for a sweep. A fifth of it bounds
+	// the time between two looks at a journal that takes long to read.
 	// Defaults to 1 minute.
 	MaxInterval time.Duration
 

@@ -51,7 +51,7 @@ func TestTakenOffers(t *testing.T) {
 		}
 		var later timers
 		l, counts := newLane([]*handler{{id: "o", concurrency: 1}}, 1, 1, &later), &counters{}
-		in := &intake{client: c, logger: slog.New(slog.DiscardHandler), lanes: map[target]*lane{targetOf(notificationOf("").Cell): l}, counters: counts, telemetry: &tel}
+		in := &intake{client: c, lanes: map[target]*lane{targetOf(notificationOf("").Cell): l}, counters: counts, telemetry: &tel}
 		waits := notificationOf("waits", 5)
 		waits.Failures = map[string]format.Failure{"o": {LastTS: 6, NotBefore: now + 1e9}}
 		l.skip(notificationOf("skipped").Cell, 7, time.Hour)

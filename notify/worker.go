@@ -152,7 +152,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	defer stopMeasuring()
 	stopHints := func() {}
 	if !w.cfg.NoHints {
-		stopHints = in.takeHints(ctx)
+		stopHints = changes.WatchNotifications(w.client, func(cell txn.Cell) bool { return in.hint(ctx, cell) })
 	}
 	w.find(ctx, in)
 	stopHints()
@@ -274,7 +274,7 @@ func (w *Worker) tables() []string {
 func (w *Worker) start(ctx, runs context.Context) *intake {
 	w.later.open()
 	w.shared = share(w.cfg.Concurrency, w.all())
-	in := &intake{client: w.client, logger: w.log, lanes: map[target]*lane{}, orphans: w.orphans, counters: &w.counters, telemetry: &w.telemetry}
+	in := &intake{client: w.client, lanes: map[target]*lane{}, orphans: w.orphans, counters: &w.counters, telemetry: &w.telemetry}
 	for to := range w.handlers {
 		var hs []*handler
 		for other, more := range w.handlers {
@@ -306,7 +306,7 @@ const findPause = time.Second
 // find runs the finder until ctx ends. After an error it starts the finder again, except
 // after errors that would come again.
 func (w *Worker) find(ctx context.Context, in *intake) {
-	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.log, lane: in.target, busy: in.busy}
+	s := Search{Client: w.client, Tables: w.tables(), Observers: w.ids(), Offer: in.offer, Logger: w.log, lane: in.target, busy: in.busy, behind: in.behind}
 	for ctx.Err() == nil {
 		err := w.cfg.Finder.Find(ctx, s)
 		switch {

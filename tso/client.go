@@ -71,11 +71,6 @@ type ClientStats struct {
 	Requests   uint64 // requests that were answered
 	Failures   uint64 // attempts that failed
 	Failovers  uint64 // changes from one server to another
-
-	HintsSent     uint64 // hints that a server took
-	HintsDropped  uint64 // hints that no server took
-	HintsReceived uint64 // hints given to this client's subscribers
-	Subscriptions int    // for hints, open at a server at present
 }
 
 // Client is an [Oracle] that asks servers, see package tso/server. Callers that
@@ -88,7 +83,6 @@ type ClientStats struct {
 type Client struct {
 	servers  *servers
 	requests *requester // the worker uses it; its counters are for all
-	hints    *clientHints
 
 	forming atomic.Pointer[callers]
 	wake    chan struct{}      // the forming batch is no longer empty
@@ -96,10 +90,7 @@ type Client struct {
 	worker  sync.WaitGroup
 }
 
-var (
-	_ Oracle = (*Client)(nil)
-	_ Hints  = (*Client)(nil)
-)
+var _ Oracle = (*Client)(nil)
 
 // NewClient returns a client of the servers. It does no I/O. It fails for a
 // configuration that cannot work.
@@ -124,8 +115,7 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 			servers: servers, log: log,
 			tel: telemetry.New(telemetry.RoleClient, cfg.TracerProvider, cfg.MeterProvider, log, outcomes...),
 		},
-		hints: newClientHints(servers, log),
-		wake:  make(chan struct{}, 1),
+		wake: make(chan struct{}, 1),
 	}
 	c.forming.Store(newCallers())
 	ctx, stop := context.WithCancel(context.Background())
@@ -166,30 +156,11 @@ func (c *Client) Timestamp(ctx context.Context) (Timestamp, error) {
 	return ts, err
 }
 
-// PublishHints implements [Hints]. The client sends batches in the background,
-// one at a time, to the server that leads. While no server leads, hints wait. The
-// client drops them after the configured timeout, if the servers are of a release
-// that does not know hints, and after Close.
-func (c *Client) PublishHints(hints ...Hint) { c.hints.add(hints) }
-
-// SubscribeHints implements [Hints]. It looks for the server that leads, and for
-// the next one when that stops, until ctx ends or the client is closed. While no
-// server leads, there are no hints. It fails with [ErrClosed] when the client is
-// closed, and for topics beyond the limits.
-func (c *Client) SubscribeHints(ctx context.Context, topics []string, deliver func(Hint)) error {
-	return c.hints.subscribe(ctx, topics, deliver)
-}
-
 // Close ends the work in flight, fails all waiting callers with [ErrClosed] and
-// closes the connections. Subscriptions for hints end. Hints that wait are sent
-// within a tenth of a second, or dropped. A second Close does nothing; the error
-// is always nil.
+// closes the connections. A second Close does nothing; the error is always nil.
 func (c *Client) Close() error {
-	c.hints.seal() // no publisher starts from here on
-	c.servers.end()
 	c.stop()
 	c.worker.Wait()
-	c.hints.publisher.Wait()
 	c.servers.hangUp()
 	return nil
 }
@@ -201,11 +172,6 @@ func (c *Client) Stats() ClientStats {
 		Requests:   c.requests.answers.Load(),
 		Failures:   c.requests.failures.Load(),
 		Failovers:  c.requests.failovers.Load(),
-
-		HintsSent:     c.hints.sent.Load(),
-		HintsDropped:  c.hints.dropped.Load(),
-		HintsReceived: c.hints.received.Load(),
-		Subscriptions: int(c.hints.subscriptions.Load()),
 	}
 }
 

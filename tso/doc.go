@@ -99,12 +99,6 @@
 // [RowLocks] are the paper's lightweight lock service: advisory locks that expire,
 // in the metadata table.
 //
-// # Hints
-//
-// [Hints] carry messages about new work to the processes that look for it, so
-// that these need not wait for their next scan. A [Client] sends and receives them
-// through the leading server. They are best effort; all of them may be lost.
-//
 // # Local mode
 //
 // [Local] is an oracle in memory for tests. Its order ends with the process.

@@ -23,7 +23,6 @@ type Follower struct {
 
 var (
 	_ Oracle = (*Follower)(nil)
-	_ Hints  = (*Follower)(nil)
 )
 
 // Follow returns an oracle that uses direct or client. Both must use the same row. The caller
@@ -69,16 +68,4 @@ func (f *Follower) ask(ctx context.Context, served bool) (Timestamp, error) {
 		return f.client.Timestamp(ctx)
 	}
 	return f.direct.Timestamp(ctx)
-}
-
-// PublishHints implements [Hints]. It drops hints while the row is in direct mode.
-func (f *Follower) PublishHints(hints ...Hint) {
-	if f.served.Load() {
-		f.client.PublishHints(hints...)
-	}
-}
-
-// SubscribeHints implements [Hints]. There are no hints while the row is in direct mode.
-func (f *Follower) SubscribeHints(ctx context.Context, topics []string, deliver func(Hint)) error {
-	return f.client.SubscribeHints(ctx, topics, deliver)
 }

@@ -127,35 +127,3 @@ func TestFollowTheServers(t *testing.T) {
 		}
 	})
 }
-
-// TestFollowerHints: hints go to the servers in served mode, and nowhere in direct mode.
-func TestFollowerHints(t *testing.T) {
-	tsotest.Bubble(t, func(t *testing.T, e *tsotest.Emulator) {
-		c := tsotest.NewCluster(e)
-		client := c.Client(tso.ClientConfig{}, "a")
-		f := tso.Follow(e.Direct(tso.DirectConfig{}), client)
-		if _, err := f.Timestamp(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		f.PublishHints(tso.Hint{Topic: "x"})
-		tsotest.Advance(time.Minute)
-		if s := client.Stats(); s != (tso.ClientStats{}) {
-			t.Errorf("in direct mode: %+v", s)
-		}
-		e.SetMode(tso.ModeServed)
-		f.PublishHints(tso.Hint{Topic: "x"}) // it has not noticed
-		c.Start("a", server.Config{})
-		tsotest.Advance(time.Second)
-		if _, err := f.Timestamp(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		f.PublishHints(tso.Hint{Topic: "x"})
-		tsotest.Advance(time.Second)
-		if s := client.Stats(); s.HintsSent != 1 || s.HintsDropped != 0 || s.Timestamps != 1 {
-			t.Errorf("in served mode: %+v", s)
-		}
-		if err := f.SubscribeHints(t.Context(), nil, func(tso.Hint) {}); err == nil {
-			t.Error("subscribed without a topic")
-		}
-	})
-}

@@ -357,7 +357,7 @@ func TestStreamOfRequests(t *testing.T) {
 func TestCloseOfClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := newFleet(t, 10*time.Second, []reply{{after: time.Hour, lingers: 100 * time.Millisecond}})
-		c := &Client{servers: r.servers, requests: r, hints: newClientHints(r.servers, r.log), wake: make(chan struct{}, 1)}
+		c := &Client{servers: r.servers, requests: r, wake: make(chan struct{}, 1)}
 		c.forming.Store(newCallers())
 		ctx, stop := context.WithCancel(t.Context())
 		c.stop = stop

@@ -54,9 +54,7 @@ type servers struct {
 	attempt time.Duration // of an attempt at one server
 	options []grpc.DialOption
 
-	leader  atomic.Int32 // index in all of the server to ask first
-	ended   atomic.Bool
-	closing chan struct{} // closed when the client is
+	leader atomic.Int32 // index in all of the server to ask first
 }
 
 // dialServers makes connections, which do no I/O yet.
@@ -77,7 +75,6 @@ func dialServers(cfg ClientConfig) (*servers, error) {
 			// each answer. Answers are small.
 			grpc.WithStaticStreamWindowSize(window),
 		}, cfg.DialOptions...),
-		closing: make(chan struct{}),
 	}
 	for _, address := range cfg.Addresses {
 		if s.index(address) >= 0 {
@@ -110,52 +107,10 @@ func (s *servers) unasked() []ServerError {
 	return failed
 }
 
-// end makes closed true, and ends the contexts that open returned.
-func (s *servers) end() {
-	if !s.ended.Swap(true) {
-		close(s.closing)
-	}
-}
-
-// closed reports whether the client is closed.
-func (s *servers) closed() bool { return s.ended.Load() }
-
-// open returns a context that ends with ctx, or when the client is closed.
-func (s *servers) open(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		defer cancel()
-		select {
-		case <-s.closing:
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, cancel
-}
-
 // hangUp closes the connections.
 func (s *servers) hangUp() {
 	for _, r := range s.all {
 		_ = r.link.Load().conn.Close()
-	}
-}
-
-// round asks servers, each at most once, until one accepts: first the one that
-// answers requests for timestamps, then the leader that a server names, then the
-// others. The error is the one that says most, see best.
-func (s *servers) round(ctx context.Context, ask func(*remote) (leader string, err error)) error {
-	asked := make([]bool, len(s.all))
-	var failed []error
-	for next := int(s.leader.Load()); ; {
-		asked[next] = true
-		leader, err := ask(s.all[next])
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		failed = append(failed, err)
-		if next = s.next(asked, leader); next < 0 {
-			return best(failed)
-		}
 	}
 }
 
@@ -252,20 +207,4 @@ func agreed(failed []ServerError) error {
 		}
 	}
 	return cmp.Or(trouble, useless)
-}
-
-// best returns the error that says most: a final one, or else one of a server
-// that did not only say that it does not lead.
-func best(failed []error) error {
-	for _, err := range failed {
-		if final(err) {
-			return err
-		}
-	}
-	for _, err := range failed {
-		if !errors.Is(err, ErrNotLeader) {
-			return err
-		}
-	}
-	return failed[0]
 }

@@ -1,12 +1,9 @@
 package tso
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,42 +11,7 @@ import (
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
 
-// TestRound: in which order servers are asked, each once, until the caller leaves.
-func TestRound(t *testing.T) {
-	for _, tt := range []struct {
-		leader  int32
-		named   string // by the server that is asked first
-		answers int    // how many servers fail before one answers
-		leaves  bool
-		want    string
-	}{
-		{0, "", 9, false, "abc"}, {2, "", 9, false, "cab"}, {1, "c", 9, false, "bca"}, {1, "a", 9, false, "bac"},
-		{1, "b", 9, false, "bac"}, {1, "x", 9, false, "bac"}, {1, "c", 1, false, "bc"}, {1, "", 9, true, "b"},
-	} {
-		r, _ := newFleet(t, time.Second, nil, nil, nil)
-		s, asked, named := r.servers, "", tt.named
-		s.leader.Store(tt.leader)
-		ctx, leave := context.WithCancel(t.Context())
-		defer leave()
-		err := s.round(ctx, func(r *remote) (string, error) {
-			if asked += strings.TrimPrefix(r.address, "passthrough:"); len(asked) > tt.answers {
-				return "", nil
-			}
-			if tt.leaves {
-				leave()
-			}
-			leader := named
-			named = ""
-			return "passthrough:" + leader, errors.New("no answer of " + asked)
-		})
-		if asked != tt.want || (err == nil) != (tt.answers == 1) || tt.leaves && err.Error() != "no answer of b" {
-			t.Errorf("%+v: asked %s, %v", tt, asked, err)
-		}
-	}
-}
-
-// TestErrorOfServers: of the errors of several servers, the one that says most is reported, and a round
-// ends early only if no server may lead soon.
+// TestErrorOfServers: a request for timestamps ends early only if no server may lead soon.
 func TestErrorOfServers(t *testing.T) {
 	standby := refused(&tsopb.NotLeader{Reason: "standing by"})
 	standbyOf := refused(&tsopb.NotLeader{Reason: "standing by", LeaderAddress: "a:1"})
@@ -60,24 +22,21 @@ func TestErrorOfServers(t *testing.T) {
 		t.Errorf("%v, %v, %v", standby, standbyOf, trouble)
 	}
 	for _, tt := range []struct {
-		name         string
-		errs         []error
-		best, agreed error
+		name   string
+		errs   []error
+		agreed error
 	}{
-		{"one that is down", []error{down}, down, nil},
-		{"one stands by", []error{standby}, standby, nil},
-		{"all stand by", []error{standby, standbyOf}, standby, nil},
-		{"one is down, one stands by", []error{standby, down}, down, nil},
-		{"one is no oracle", []error{down, noOracle}, noOracle, noOracle},
-		{"one is no oracle, one stands by", []error{noOracle, standby}, noOracle, nil},
-		{"the last one that is no oracle", []error{noOracle, noRight}, noOracle, noRight},
-		{"one has trouble", []error{down, trouble}, down, trouble},
-		{"trouble counts more", []error{trouble, noOracle}, noOracle, trouble},
-		{"trouble, and one stands by", []error{trouble, standby}, trouble, nil},
+		{"one that is down", []error{down}, nil},
+		{"one stands by", []error{standby}, nil},
+		{"all stand by", []error{standby, standbyOf}, nil},
+		{"one is down, one stands by", []error{standby, down}, nil},
+		{"one is no oracle", []error{down, noOracle}, noOracle},
+		{"one is no oracle, one stands by", []error{noOracle, standby}, nil},
+		{"the last one that is no oracle", []error{noOracle, noRight}, noRight},
+		{"one has trouble", []error{down, trouble}, trouble},
+		{"trouble counts more", []error{trouble, noOracle}, trouble},
+		{"trouble, and one stands by", []error{trouble, standby}, nil},
 	} {
-		if got := best(tt.errs); got != tt.best {
-			t.Errorf("%s: best %v, want %v", tt.name, got, tt.best)
-		}
 		failed := []ServerError{{Address: "not asked"}}
 		for i, err := range tt.errs {
 			failed = append(failed, ServerError{Address: fmt.Sprint(i), Err: fmt.Errorf("wrapped: %w", err)})

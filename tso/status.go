@@ -33,7 +33,6 @@ type Status struct {
 	BigtableRPCs   uint64
 	BigtableWrites uint64
 	Rate           float64 // timestamps per second, recently
-	Hints          HintStats
 }
 
 // Lag is how far oracle time is behind the server's clock. It is negative when
@@ -92,6 +91,5 @@ func ServerStatus(ctx context.Context, cfg ClientConfig) (Status, error) {
 		Lease: time.Duration(r.LeaseUs) * time.Microsecond, LeaseLeft: time.Duration(r.LeaseLeftUs) * time.Microsecond,
 		Uptime: time.Duration(r.UptimeUs) * time.Microsecond, Terms: r.Terms, Timestamps: r.Timestamps, Requests: r.Requests,
 		BigtableRPCs: r.BigtableRpcs, BigtableWrites: r.BigtableWrites, Rate: r.Rate,
-		Hints: HintStats{r.HintsReceived, r.HintsDelivered, r.HintsDropped, r.HintsUnwanted, int(r.HintSubscribers)},
 	}, nil
 }

@@ -86,7 +86,6 @@ func NewClient(ctx context.Context, bt Tables, cfg Config) (*Client, error) {
 		oracle = c.ownOracle
 	}
 	s.Clock.Oracle = oracle
-	s.Hints.Carrier, _ = oracle.(tso.Hints)
 	c.resolver = recovery.New(s, recovery.Config{TokenTTL: cfg.TokenTTL, PassLocks: cfg.PassLocks, OnConflict: c.noteCommit})
 	c.changed = changed.New(s)
 	s.SafePoint.KeepFresh(c.resolver.Holds.Any, func(ctx context.Context) {

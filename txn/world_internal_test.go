@@ -497,8 +497,8 @@ func TestReadsWithFaults(t *testing.T) {
 	})
 }
 
-// TestClientOfWorld: a client gives hints through its oracle, closes an oracle of its own, and says that a
-// transaction is open once that takes long.
+// TestClientOfWorld: a client closes an oracle of its own, and says that a transaction is open once that
+// takes long.
 func TestClientOfWorld(t *testing.T) {
 	newWorld(t, Config{TokenTTL: time.Hour}, func(w *world) {
 		tx, err := w.c.Begin(w.Context())
@@ -517,17 +517,5 @@ func TestClientOfWorld(t *testing.T) {
 		if _, err := own.ownOracle.Timestamp(w.Context()); !errors.Is(err, tso.ErrClosed) {
 			t.Errorf("the oracle of a closed client: %v", err)
 		}
-		hinting := &hintingOracle{world: w}
-		hints, err := NewClient(w.Context(), w, Config{TokenTTL: -1, Oracle: hinting})
-		w.Must(err)
-		if hints.resolver.Hints.Carrier != tso.Hints(hinting) {
-			t.Error("the oracle does not carry hints")
-		}
-		w.Must(hints.Close(w.Context()))
 	})
-}
-
-type hintingOracle struct {
-	*world
-	tso.Hints
 }

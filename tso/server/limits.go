@@ -40,15 +40,12 @@ const (
 	// maxRequests bounds the requests of all connections that run at a time.
 	maxRequests = 8192
 
-	// maxHintBytes bounds the memory of subscriptions and of hints that wait.
-	maxHintBytes = 64 << 20
-
 	// maxHeader and maxWindow bound what a connection may send before the server
 	// reads it. A larger window would not make a client faster that waits for each
 	// answer.
 	maxHeader  = 16 << 10
 	maxWindow  = 64 << 10
-	maxMessage = 64 << 10 // batches of hints are the longest
+	maxMessage = 64 << 10
 
 	// maxHandshake bounds how long a connection takes to begin with TLS and HTTP/2.
 	maxHandshake = 10 * time.Second
@@ -228,7 +225,7 @@ func (l *limits) begin(c *client, n counts) (reason string, err error) {
 	case l.used.requests+n.requests > l.all.requests, l.ofHost(c.host).requests+n.requests > l.all.requests/2:
 		return "requests", refuse(codes.ResourceExhausted, "tso: this server serves %d requests at a time and no more, half of them to one host: try again later", l.all.requests)
 	case c.used.long+n.long > l.each.long:
-		return "streams", refuse(codes.ResourceExhausted, "tso: this connection has %d streams, which is the limit: use one tso.Client in a process, and fewer subscriptions", c.used.long)
+		return "streams", refuse(codes.ResourceExhausted, "tso: this connection has %d streams, which is the limit: use one tso.Client in a process", c.used.long)
 	}
 	l.used.requests += n.requests
 	l.used.long += n.long

@@ -321,8 +321,8 @@ func TestPaceIsFair(t *testing.T) {
 func TestLongRequests(t *testing.T) {
 	for method, long := range map[string]int{
 		healthpb.Health_Check_FullMethodName: 0, healthpb.Health_List_FullMethodName: 0, healthpb.Health_Watch_FullMethodName: 1,
-		tsopb.Oracle_Status_FullMethodName: 0, tsopb.Oracle_PublishHints_FullMethodName: 0,
-		tsopb.Oracle_Timestamps_FullMethodName: 1, tsopb.Oracle_SubscribeHints_FullMethodName: 1, "/unknown": 1,
+		tsopb.Oracle_Status_FullMethodName:     0,
+		tsopb.Oracle_Timestamps_FullMethodName: 1, "/unknown": 1,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLimits(nil, nil)

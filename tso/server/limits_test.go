@@ -235,53 +235,6 @@ func TestConnectionsAreBounded(t *testing.T) {
 	})
 }
 
-// TestHintBytesAreBounded: topics and hints that wait share a bound, and a hint
-// beyond it is dropped.
-func TestHintBytesAreBounded(t *testing.T) {
-	long.RacedAtNight(t)
-	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-		a := c.Start("a", server.Config{})
-		synctest.Wait()
-		a.LimitHintBytes(20_000)
-		o := tsopb.NewOracleClient(c.Raw("a"))
-		join := func(ctx context.Context, topics int) (grpc.ServerStreamingClient[tsopb.SubscribeHintsResponse], error) {
-			req := &tsopb.SubscribeHintsRequest{FormatVersion: tso.FormatVersion}
-			for i := range topics {
-				req.Topics = append(req.Topics, fmt.Append(nil, "topic ", i))
-			}
-			s, err := o.SubscribeHints(ctx, req)
-			if err == nil {
-				_, err = s.Recv()
-			}
-			return s, err
-		}
-		for range 50 { // what leaves gives its memory back
-			ctx, leave := context.WithCancel(t.Context())
-			if _, err := join(ctx, 100); err != nil {
-				t.Fatal(err)
-			}
-			leave()
-			synctest.Wait()
-		}
-		if _, err := join(t.Context(), 100); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := join(t.Context(), 100); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("topics beyond the bound: %v", err)
-		}
-		for i := range 2000 {
-			hints := []*tsopb.Hint{{Topic: []byte("topic 1"), Key: fmt.Append(nil, i, strings.Repeat("k", 5000))}}
-			if _, err := o.PublishHints(t.Context(), &tsopb.PublishHintsRequest{FormatVersion: tso.FormatVersion, Hints: hints}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		synctest.Wait()
-		if s := c.Status("a"); s.HintsDropped == 0 || s.HintsDelivered == 0 {
-			t.Errorf("dropped %d, delivered %d of 2000 hints for a subscriber that does not read", s.HintsDropped, s.HintsDelivered)
-		}
-	})
-}
-
 // TestCallsOfTheService: a client that is served may do all of this, and no more. The
 // oracle's mode and its row are changed in Bigtable, which needs access there.
 func TestCallsOfTheService(t *testing.T) {
@@ -292,7 +245,7 @@ func TestCallsOfTheService(t *testing.T) {
 	for _, s := range tsopb.Oracle_ServiceDesc.Streams {
 		got = append(got, s.StreamName)
 	}
-	if want := "Status PublishHints Timestamps SubscribeHints"; strings.Join(got, " ") != want {
+	if want := "Status Timestamps"; strings.Join(got, " ") != want {
 		t.Errorf("the service has %s; say in docs/security.md who may call what is new", got)
 	}
 }

@@ -510,3 +510,13 @@ func (b *bank) verify() {
 		b.t.Errorf("consistency check: %v", v)
 	}
 }
+
+func newClient(t *testing.T, cfg tso.ClientConfig) *tso.Client {
+	t.Helper()
+	c, err := tso.NewClient(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}

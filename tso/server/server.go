@@ -41,7 +41,6 @@ import (
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/defaults"
 	"github.com/percolator-bigtable/percolator/tso/format"
-	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
@@ -187,17 +186,14 @@ func New(table bigtable.TableAPI, cfg Config) (*Server, error) {
 	s.lead = &leadership{cfg: &cfg, log: leaderLog, tel: tel, row: r, alloc: alloc}
 	s.service = &service{
 		alloc: alloc, row: r, tel: tel, log: leaderLog, start: time.Now(),
-		hints: hint.NewRouter(),
 	}
-	s.service.hints.MaxBytes = maxHintBytes
 	s.service.limit = newLimits(cfg.ClientNames, s.service.refused)
 	s.changed(false)
 	s.health.SetServingStatus(LiveService, healthpb.HealthCheckResponse_SERVING)
 	return s, nil
 }
 
-// changed updates the health check. Subscribers for hints have to go to the next
-// leader.
+// changed updates the health check.
 func (s *Server) changed(leading bool) {
 	status := healthpb.HealthCheckResponse_NOT_SERVING
 	if leading {
@@ -205,7 +201,6 @@ func (s *Server) changed(leading bool) {
 	}
 	s.health.SetServingStatus("", status)
 	s.health.SetServingStatus(tsopb.Oracle_ServiceDesc.ServiceName, status)
-	s.service.hints.Reset(!leading)
 }
 
 // Serve takes part in the election and serves clients on the listener until ctx

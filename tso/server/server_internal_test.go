@@ -12,7 +12,6 @@ import (
 	"cloud.google.com/go/bigtable"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 )
 
@@ -30,8 +29,8 @@ func TestDefaults(t *testing.T) {
 	if c.Lease != 3*time.Second || c.RPCTimeout != time.Second || c.MaxStep != time.Minute || c.GraceTimeout != 200*time.Millisecond || c.Clock == nil || c.Name != fmt.Sprintf("%s/%d", host, os.Getpid()) || c.Address != "" {
 		t.Errorf("%+v", c)
 	}
-	if s.service.hints.MaxBytes != maxHintBytes || s.lead.row.Key != "oracle" {
-		t.Errorf("hints of %d bytes, row %q", s.service.hints.MaxBytes, s.lead.row.Key)
+	if s.lead.row.Key != "oracle" {
+		t.Errorf("row %q", s.lead.row.Key)
 	}
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -53,7 +52,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestChangeOfLeadership: the health of the service and hints follow it. The process is live.
+// TestChangeOfLeadership: the health of the service follows it. The process is live.
 func TestChangeOfLeadership(t *testing.T) {
 	s, err := New(nil, Config{})
 	if err != nil {
@@ -73,9 +72,6 @@ func TestChangeOfLeadership(t *testing.T) {
 			if r, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service}); err != nil || r.Status != want {
 				t.Errorf("leading %t: service %q is %v, %v", leading, service, r, err)
 			}
-		}
-		if s.service.hints.Publish([]hint.Hint{{Topic: "t"}}) != leading {
-			t.Errorf("leading %t: hints are taken: %t", leading, !leading)
 		}
 	}
 }

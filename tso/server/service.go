@@ -14,11 +14,9 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
-	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 	"github.com/percolator-bigtable/percolator/tso/internal/row"
 	"github.com/percolator-bigtable/percolator/tso/internal/telemetry"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
-	"github.com/percolator-bigtable/percolator/tso/internal/wire"
 )
 
 // service answers the requests of clients.
@@ -28,7 +26,6 @@ type service struct {
 	tel   telemetry.Telemetry
 	log   *slog.Logger
 	limit *limits
-	hints *hint.Router
 	start time.Time
 
 	warned atomic.Int64 // the last minute with a warning of a limit
@@ -119,77 +116,8 @@ func (s *service) status() *tsopb.StatusResponse {
 	r := s.alloc.status()
 	r.FormatVersion = format.Version
 	r.BigtableRpcs, r.BigtableWrites = s.row.RPCs(), s.row.Writes()
-	h := s.hints.Stats()
-	r.HintsReceived, r.HintsDelivered, r.HintsDropped, r.HintsUnwanted = h.Received, h.Delivered, h.Dropped, h.Unwanted
-	r.HintSubscribers = uint64(h.Subscribers)
 	r.UptimeUs = time.Since(s.start).Microseconds()
 	return r
-}
-
-// PublishHints gives a batch of hints to subscribers.
-func (s *service) PublishHints(_ context.Context, req *tsopb.PublishHintsRequest) (*tsopb.PublishHintsResponse, error) {
-	if err := checkFormat(req.FormatVersion); err != nil {
-		return nil, err
-	}
-	if n := len(req.Hints); n > hint.MaxBatch {
-		return nil, status.Errorf(codes.InvalidArgument, "tso: %d hints in one request; it has to be %d at most", n, hint.MaxBatch)
-	}
-	hints := wire.ToHints(req.Hints)
-	for _, h := range hints {
-		if err := h.Check(); err != nil {
-			return nil, status.Error(codes.InvalidArgument, err.Error())
-		}
-	}
-	if !s.hints.Publish(hints) {
-		return &tsopb.PublishHintsResponse{NotLeader: s.alloc.refusal(tso.ErrNotLeader)}, nil
-	}
-	return &tsopb.PublishHintsResponse{}, nil
-}
-
-// SubscribeHints serves one subscriber until it leaves or the term ends. A
-// subscriber that does not read blocks only its own stream: its queue fills, and
-// hints go to the other subscribers.
-func (s *service) SubscribeHints(req *tsopb.SubscribeHintsRequest, stream grpc.ServerStreamingServer[tsopb.SubscribeHintsResponse]) error {
-	if err := checkFormat(req.FormatVersion); err != nil {
-		return err
-	}
-	topics := make([]string, len(req.Topics))
-	for i, t := range req.Topics {
-		topics[i] = string(t)
-	}
-	topics, err := hint.CheckTopics(topics)
-	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
-	}
-	sub, err := s.hints.Join(topics)
-	switch {
-	case errors.Is(err, hint.ErrStopped):
-		return stream.Send(&tsopb.SubscribeHintsResponse{NotLeader: s.alloc.refusal(tso.ErrNotLeader)})
-	case err != nil:
-		s.refused("hints")
-		return status.Error(codes.ResourceExhausted, err.Error())
-	}
-	var batch []hint.Hint // not delivered yet
-	defer func() { s.hints.Leave(sub, batch) }()
-	beat := time.NewTicker(wire.HintBeat)
-	defer beat.Stop()
-	ctx := stream.Context()
-	for { // the first message says that the subscription stands
-		if err := stream.Send(&tsopb.SubscribeHintsResponse{Hints: wire.FromHints(batch)}); err != nil {
-			return err
-		}
-		s.hints.Delivered(len(batch))
-		batch = nil
-		select {
-		case <-sub.Ready():
-			batch = s.hints.Take(sub)
-		case <-beat.C:
-		case <-sub.Ended:
-			return stream.Send(&tsopb.SubscribeHintsResponse{NotLeader: s.alloc.refusal(tso.ErrNotLeader)})
-		case <-ctx.Done():
-			return status.FromContextError(ctx.Err()).Err()
-		}
-	}
 }
 
 func checkFormat(version uint32) error {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -19,9 +18,7 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/format"
-	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
-	"github.com/percolator-bigtable/percolator/tso/internal/wire"
 )
 
 // leader returns a service that leads, with oracle time ahead of the clock, and its log. The context is
@@ -76,15 +73,6 @@ func TestPaceOfRequests(t *testing.T) {
 		s.alloc.lose(nil)
 		timed(ctx, 100*clientAhead, 0, codes.OK)
 	})
-}
-
-// TestFullServer: a server without room for a subscription refuses it, and logs that.
-func TestFullServer(t *testing.T) {
-	s, ctx, log := leader(t, 0)
-	s.hints.MaxSubscribers = 0
-	if err := s.SubscribeHints(&tsopb.SubscribeHintsRequest{FormatVersion: format.Version, Topics: [][]byte{{1}}}, &talk[tsopb.SubscribeHintsResponse]{ctx: ctx}); status.Code(err) != codes.ResourceExhausted || !strings.Contains(log.String(), "limit=hints") {
-		t.Errorf("%v:\n%s", err, log)
-	}
 }
 
 // A talk is the server's side of a stream. Its client sends requests, and then ends it with an error or
@@ -161,78 +149,6 @@ func TestEndsOfTimestamps(t *testing.T) {
 			err := s.Timestamps(stream)
 			if want := tt.want; err != want && (want == nil || status.Code(err) != status.FromContextError(want).Code()) || len(stream.got) != tt.got {
 				t.Errorf("%s: %v after %d answers; want %v after %d", tt.name, err, len(stream.got), want, tt.got)
-			}
-		})
-	}
-}
-
-// TestEndsOfSubscription: what a subscriber gets, how its stream ends, and where the hints go that it did
-// not get.
-func TestEndsOfSubscription(t *testing.T) {
-	hints := func(keys ...string) (all []hint.Hint) {
-		for _, k := range keys {
-			all = append(all, hint.Hint{Topic: "t", Key: k})
-		}
-		return all
-	}
-	for _, tt := range []struct {
-		name  string
-		takes int // messages
-		do    func(s *service, cancel func())
-		want  error
-		got   string
-		stats hint.Stats
-	}{
-		{"standby", 9, nil, nil, "no leader", hint.Stats{}},
-		{"standby, answer breaks", 0, nil, errBroken, "", hint.Stats{}},
-		{"first message breaks", 0, func(*service, func()) {}, errBroken, "", hint.Stats{}},
-		{"client leaves", 9, func(s *service, cancel func()) {
-			s.hints.Publish(hints("1"))
-			synctest.Wait()
-			cancel()
-		}, context.Canceled, "[] [1]", hint.Stats{Received: 1, Delivered: 1}},
-		{"nothing for a while", 9, func(s *service, cancel func()) {
-			<-time.After(wire.HintBeat + 1)
-			cancel()
-		}, context.Canceled, "[] []", hint.Stats{}},
-		{"hints break", 1, func(s *service, _ func()) { s.hints.Publish(hints("1", "2")) }, errBroken, "[]", hint.Stats{Received: 2, Dropped: 2}},
-		{"term ends", 9, func(s *service, _ func()) { s.alloc.lose(nil) }, nil, "[] no leader", hint.Stats{}},
-		{"term ends, answer breaks", 1, func(s *service, _ func()) { s.alloc.lose(nil) }, errBroken, "[]", hint.Stats{}},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			s, ctx, _ := leader(t, 0)
-			if tt.do == nil {
-				s.alloc.lose(nil)
-			}
-			ctx, cancel := context.WithCancel(ctx)
-			defer cancel()
-			stream := &talk[tsopb.SubscribeHintsResponse]{ctx: ctx, takes: tt.takes}
-			ended := make(chan error, 1)
-			go func() {
-				ended <- s.SubscribeHints(&tsopb.SubscribeHintsRequest{FormatVersion: format.Version, Topics: [][]byte{[]byte("t")}}, stream)
-			}()
-			synctest.Wait()
-			if tt.do != nil {
-				tt.do(s, cancel)
-			}
-			err := <-ended
-			var got []string
-			for _, m := range stream.got {
-				text := "no leader"
-				if m.NotLeader == nil {
-					keys := []string{}
-					for _, h := range m.Hints {
-						keys = append(keys, string(h.Key))
-					}
-					text = fmt.Sprint(keys)
-				}
-				got = append(got, text)
-			}
-			if strings.Join(got, " ") != tt.got || s.hints.Stats() != tt.stats {
-				t.Errorf("%s: got %q, %+v; want %q, %+v", tt.name, got, s.hints.Stats(), tt.got, tt.stats)
-			}
-			if want := tt.want; err != want && (want == nil || status.Code(err) != status.FromContextError(want).Code()) {
-				t.Errorf("%s: %v, want %v", tt.name, err, want)
 			}
 		})
 	}

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/percolator-bigtable/percolator/tso"
-	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsotest"
 	"github.com/percolator-bigtable/percolator/tso/server"
@@ -45,76 +44,6 @@ func TestServedBadRequests(t *testing.T) {
 		}
 		if _, err := tsopb.NewOracleClient(c.Raw("a")).Status(t.Context(), &tsopb.StatusRequest{FormatVersion: 9}); status.Code(err) != codes.FailedPrecondition {
 			t.Error(err)
-		}
-	})
-}
-
-func TestHintRequests(t *testing.T) {
-	tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
-		a := c.Start("a", server.Config{})
-		synctest.Wait()
-		c.Start("b", server.Config{})
-		synctest.Wait()
-		publish := func(server string, version uint32, hints ...*tsopb.Hint) (*tsopb.PublishHintsResponse, error) {
-			return tsopb.NewOracleClient(c.Raw(server)).PublishHints(t.Context(), &tsopb.PublishHintsRequest{FormatVersion: version, Hints: hints})
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		join := func(server string, version uint32, topics ...[]byte) (*tsopb.SubscribeHintsResponse, error) {
-			stream, err := tsopb.NewOracleClient(c.Raw(server)).SubscribeHints(ctx, &tsopb.SubscribeHintsRequest{FormatVersion: version, Topics: topics})
-			if err != nil {
-				return nil, err
-			}
-			return stream.Recv()
-		}
-		x := &tsopb.Hint{Topic: []byte("x")}
-		var many []*tsopb.Hint
-		for range hint.MaxBatch + 1 {
-			many = append(many, x)
-		}
-		refused := func(what string, err error, code codes.Code, says string) {
-			t.Helper()
-			if status.Code(err) != code || !strings.Contains(err.Error(), says) {
-				t.Errorf("%s: %v", what, err)
-			}
-		}
-		_, err := publish("a", 0, x)
-		refused("version 0", err, codes.FailedPrecondition, "version 0")
-		_, err = publish("a", 1, many...)
-		refused("a large batch", err, codes.InvalidArgument, "1001 hints in one request; it has to be 1000 at most")
-		_, err = publish("a", 1, x, &tsopb.Hint{})
-		refused("no topic", err, codes.InvalidArgument, "a topic of 0 bytes")
-		_, err = publish("a", 1, &tsopb.Hint{Topic: []byte("x"), Key: make([]byte, tso.MaxHintKey+1)})
-		refused("a long key", err, codes.InvalidArgument, "a key of 8193 bytes")
-		_, err = join("a", 2, []byte("x"))
-		refused("version 2", err, codes.FailedPrecondition, "version 2")
-		_, err = join("a", 1)
-		refused("no topics", err, codes.InvalidArgument, "0 topics")
-		_, err = join("a", 1, make([]byte, tso.MaxHintTopic+1))
-		refused("a long topic", err, codes.InvalidArgument, "2049 bytes")
-
-		if r, err := publish("b", 1, x); err != nil || r.NotLeader.GetLeaderAddress() != "passthrough:a" {
-			t.Errorf("published at a standby: %v, %v", r, err)
-		}
-		if r, err := join("b", 1, []byte("x")); err != nil || r.NotLeader.GetLeaderAddress() != "passthrough:a" {
-			t.Errorf("subscribed at a standby: %v, %v", r, err)
-		}
-		if r := c.Status("a"); r.HintsReceived != 0 || r.HintSubscribers != 0 {
-			t.Errorf("after refusals: %v", r)
-		}
-		a.LimitSubscribers(2)
-		for range 2 {
-			if _, err := join("a", 1, []byte("x")); err != nil {
-				t.Error(err)
-			}
-		}
-		_, err = join("a", 1, []byte("x"))
-		refused("a third subscriber", err, codes.ResourceExhausted, "there are 2")
-		if r, err := publish("a", 1, many[1:]...); err != nil || r.NotLeader != nil {
-			t.Errorf("the largest batch: %v, %v", r, err)
-		}
-		if r := c.Status("a"); r.HintsReceived != hint.MaxBatch || r.HintSubscribers != 2 {
-			t.Errorf("at the end: %v", r)
 		}
 	})
 }

@@ -62,10 +62,7 @@ type Oracle struct {
 	old      []*tso.Client
 }
 
-var (
-	_ tso.Oracle = (*Oracle)(nil)
-	_ tso.Hints  = (*Oracle)(nil)
-)
+var _ tso.Oracle = (*Oracle)(nil)
 
 // Timestamp implements [tso.Oracle].
 func (o *Oracle) Timestamp(ctx context.Context) (tso.Timestamp, error) {
@@ -203,22 +200,6 @@ func (o *Oracle) Stats() (s tso.ClientStats) {
 		s = c.Stats()
 	}
 	return s
-}
-
-// PublishHints implements [tso.Hints].
-func (o *Oracle) PublishHints(hints ...tso.Hint) {
-	if c := o.servers(); c != nil {
-		c.PublishHints(hints...)
-	}
-}
-
-// SubscribeHints implements [tso.Hints]. Without a server, there are no hints.
-func (o *Oracle) SubscribeHints(ctx context.Context, topics []string, deliver func(tso.Hint)) error {
-	if c := o.servers(); c != nil {
-		return c.SubscribeHints(ctx, topics, deliver)
-	}
-	<-ctx.Done()
-	return ctx.Err()
 }
 
 // Close closes the clients of the servers.

@@ -56,9 +56,9 @@ func Protocol(root string) Suite {
 	return Suite{
 		Root: root,
 		Packages: []string{"./txn", "./txn/format", "./txn/internal/gctime", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/internal/buffer", "./txn/internal/changed", "./txn/internal/journal", "./txn/internal/settled",
-			"./txn/gc", "./txn/changes", "./notify", "./tso", "./tso/format", "./tso/internal/hint", "./tso/internal/row", "./tso/internal/wire", "./tso/server"},
+			"./txn/gc", "./txn/changes", "./notify", "./tso", "./tso/format", "./tso/internal/row", "./tso/internal/wire", "./tso/server"},
 		Tests: []string{"./txn/format", "./txn/internal/store", "./txn/internal/recovery", "./txn/internal/latch", "./txn/internal/buffer", "./txn/internal/changed", "./txn/internal/journal", "./txn/internal/settled", "./txn/gc", "./txn/changes", "./txn", "./txn/admin", "./txn/admin/doctor",
-			"./txn/jobs", "./txn/idempotency", "./txn/index", "./notify", "./tso", "./tso/internal/hint", "./tso/internal/row", "./tso/server", "./emulator_test", "./cmd/percctl"},
+			"./txn/jobs", "./txn/idempotency", "./txn/index", "./notify", "./tso", "./tso/internal/row", "./tso/server", "./emulator_test", "./cmd/percctl"},
 		Parallel: 1,
 		Slack:    8 * time.Second,
 	}

@@ -431,15 +431,8 @@ type StatusResponse struct {
 	Reason         string                 `protobuf:"bytes,17,opt,name=reason,proto3" json:"reason,omitempty"`                                        // why it does not lead
 	Terms          uint64                 `protobuf:"varint,18,opt,name=terms,proto3" json:"terms,omitempty"`                                         // how often it came to lead
 	UptimeUs       int64                  `protobuf:"varint,19,opt,name=uptime_us,json=uptimeUs,proto3" json:"uptime_us,omitempty"`
-	// Hints since the server started. The rest of those received wait, or found
-	// an equal one waiting.
-	HintsReceived   uint64 `protobuf:"varint,20,opt,name=hints_received,json=hintsReceived,proto3" json:"hints_received,omitempty"`
-	HintsDelivered  uint64 `protobuf:"varint,21,opt,name=hints_delivered,json=hintsDelivered,proto3" json:"hints_delivered,omitempty"` // sent to a subscriber
-	HintsDropped    uint64 `protobuf:"varint,22,opt,name=hints_dropped,json=hintsDropped,proto3" json:"hints_dropped,omitempty"`       // no queue had room, or the term ended
-	HintsUnwanted   uint64 `protobuf:"varint,23,opt,name=hints_unwanted,json=hintsUnwanted,proto3" json:"hints_unwanted,omitempty"`    // had no subscriber for their topic
-	HintSubscribers uint64 `protobuf:"varint,24,opt,name=hint_subscribers,json=hintSubscribers,proto3" json:"hint_subscribers,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -605,295 +598,6 @@ func (x *StatusResponse) GetUptimeUs() int64 {
 	return 0
 }
 
-func (x *StatusResponse) GetHintsReceived() uint64 {
-	if x != nil {
-		return x.HintsReceived
-	}
-	return 0
-}
-
-func (x *StatusResponse) GetHintsDelivered() uint64 {
-	if x != nil {
-		return x.HintsDelivered
-	}
-	return 0
-}
-
-func (x *StatusResponse) GetHintsDropped() uint64 {
-	if x != nil {
-		return x.HintsDropped
-	}
-	return 0
-}
-
-func (x *StatusResponse) GetHintsUnwanted() uint64 {
-	if x != nil {
-		return x.HintsUnwanted
-	}
-	return 0
-}
-
-func (x *StatusResponse) GetHintSubscribers() uint64 {
-	if x != nil {
-		return x.HintSubscribers
-	}
-	return 0
-}
-
-// Topics and keys are any bytes.
-type Hint struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         []byte                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Key           []byte                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Hint) Reset() {
-	*x = Hint{}
-	mi := &file_tso_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Hint) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Hint) ProtoMessage() {}
-
-func (x *Hint) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Hint.ProtoReflect.Descriptor instead.
-func (*Hint) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *Hint) GetTopic() []byte {
-	if x != nil {
-		return x.Topic
-	}
-	return nil
-}
-
-func (x *Hint) GetKey() []byte {
-	if x != nil {
-		return x.Key
-	}
-	return nil
-}
-
-type PublishHintsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
-	Hints         []*Hint                `protobuf:"bytes,2,rep,name=hints,proto3" json:"hints,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PublishHintsRequest) Reset() {
-	*x = PublishHintsRequest{}
-	mi := &file_tso_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PublishHintsRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PublishHintsRequest) ProtoMessage() {}
-
-func (x *PublishHintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PublishHintsRequest.ProtoReflect.Descriptor instead.
-func (*PublishHintsRequest) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *PublishHintsRequest) GetFormatVersion() uint32 {
-	if x != nil {
-		return x.FormatVersion
-	}
-	return 0
-}
-
-func (x *PublishHintsRequest) GetHints() []*Hint {
-	if x != nil {
-		return x.Hints
-	}
-	return nil
-}
-
-type PublishHintsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NotLeader     *NotLeader             `protobuf:"bytes,1,opt,name=not_leader,json=notLeader,proto3" json:"not_leader,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PublishHintsResponse) Reset() {
-	*x = PublishHintsResponse{}
-	mi := &file_tso_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PublishHintsResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PublishHintsResponse) ProtoMessage() {}
-
-func (x *PublishHintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PublishHintsResponse.ProtoReflect.Descriptor instead.
-func (*PublishHintsResponse) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *PublishHintsResponse) GetNotLeader() *NotLeader {
-	if x != nil {
-		return x.NotLeader
-	}
-	return nil
-}
-
-type SubscribeHintsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
-	Topics        [][]byte               `protobuf:"bytes,2,rep,name=topics,proto3" json:"topics,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SubscribeHintsRequest) Reset() {
-	*x = SubscribeHintsRequest{}
-	mi := &file_tso_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SubscribeHintsRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SubscribeHintsRequest) ProtoMessage() {}
-
-func (x *SubscribeHintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SubscribeHintsRequest.ProtoReflect.Descriptor instead.
-func (*SubscribeHintsRequest) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *SubscribeHintsRequest) GetFormatVersion() uint32 {
-	if x != nil {
-		return x.FormatVersion
-	}
-	return 0
-}
-
-func (x *SubscribeHintsRequest) GetTopics() [][]byte {
-	if x != nil {
-		return x.Topics
-	}
-	return nil
-}
-
-// SubscribeHintsResponse with not_leader is the last one of its stream.
-type SubscribeHintsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Hints         []*Hint                `protobuf:"bytes,1,rep,name=hints,proto3" json:"hints,omitempty"`
-	NotLeader     *NotLeader             `protobuf:"bytes,2,opt,name=not_leader,json=notLeader,proto3" json:"not_leader,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SubscribeHintsResponse) Reset() {
-	*x = SubscribeHintsResponse{}
-	mi := &file_tso_proto_msgTypes[10]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SubscribeHintsResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SubscribeHintsResponse) ProtoMessage() {}
-
-func (x *SubscribeHintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tso_proto_msgTypes[10]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SubscribeHintsResponse.ProtoReflect.Descriptor instead.
-func (*SubscribeHintsResponse) Descriptor() ([]byte, []int) {
-	return file_tso_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *SubscribeHintsResponse) GetHints() []*Hint {
-	if x != nil {
-		return x.Hints
-	}
-	return nil
-}
-
-func (x *SubscribeHintsResponse) GetNotLeader() *NotLeader {
-	if x != nil {
-		return x.NotLeader
-	}
-	return nil
-}
-
 var File_tso_proto protoreflect.FileDescriptor
 
 const file_tso_proto_rawDesc = "" +
@@ -921,7 +625,7 @@ const file_tso_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x124\n" +
 	"\atrouble\x18\x03 \x01(\x0e2\x1a.percolator.tso.v1.TroubleR\atrouble\"6\n" +
 	"\rStatusRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"\xef\x05\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"\xa8\x04\n" +
 	"\x0eStatusResponse\x12%\n" +
 	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x18\n" +
@@ -944,41 +648,18 @@ const file_tso_proto_rawDesc = "" +
 	"\x04rate\x18\x10 \x01(\x01R\x04rate\x12\x16\n" +
 	"\x06reason\x18\x11 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05terms\x18\x12 \x01(\x04R\x05terms\x12\x1b\n" +
-	"\tuptime_us\x18\x13 \x01(\x03R\buptimeUs\x12%\n" +
-	"\x0ehints_received\x18\x14 \x01(\x04R\rhintsReceived\x12'\n" +
-	"\x0fhints_delivered\x18\x15 \x01(\x04R\x0ehintsDelivered\x12#\n" +
-	"\rhints_dropped\x18\x16 \x01(\x04R\fhintsDropped\x12%\n" +
-	"\x0ehints_unwanted\x18\x17 \x01(\x04R\rhintsUnwanted\x12)\n" +
-	"\x10hint_subscribers\x18\x18 \x01(\x04R\x0fhintSubscribers\".\n" +
-	"\x04Hint\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\fR\x05topic\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"k\n" +
-	"\x13PublishHintsRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12-\n" +
-	"\x05hints\x18\x02 \x03(\v2\x17.percolator.tso.v1.HintR\x05hints\"S\n" +
-	"\x14PublishHintsResponse\x12;\n" +
-	"\n" +
-	"not_leader\x18\x01 \x01(\v2\x1c.percolator.tso.v1.NotLeaderR\tnotLeader\"V\n" +
-	"\x15SubscribeHintsRequest\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\x12\x16\n" +
-	"\x06topics\x18\x02 \x03(\fR\x06topics\"\x84\x01\n" +
-	"\x16SubscribeHintsResponse\x12-\n" +
-	"\x05hints\x18\x01 \x03(\v2\x17.percolator.tso.v1.HintR\x05hints\x12;\n" +
-	"\n" +
-	"not_leader\x18\x02 \x01(\v2\x1c.percolator.tso.v1.NotLeaderR\tnotLeader*\x8a\x01\n" +
+	"\tuptime_us\x18\x13 \x01(\x03R\buptimeUs*\x8a\x01\n" +
 	"\aTrouble\x12\x10\n" +
 	"\fTROUBLE_NONE\x10\x00\x12\x10\n" +
 	"\fTROUBLE_MODE\x10\x01\x12\x13\n" +
 	"\x0fTROUBLE_CORRUPT\x10\x02\x12\x1b\n" +
 	"\x17TROUBLE_NOT_INITIALIZED\x10\x03\x12\x15\n" +
 	"\x11TROUBLE_EXHAUSTED\x10\x04\x12\x12\n" +
-	"\x0eTROUBLE_FORMAT\x10\x052\x80\x03\n" +
+	"\x0eTROUBLE_FORMAT\x10\x052\xb6\x01\n" +
 	"\x06Oracle\x12]\n" +
 	"\n" +
 	"Timestamps\x12$.percolator.tso.v1.TimestampsRequest\x1a%.percolator.tso.v1.TimestampsResponse(\x010\x01\x12M\n" +
-	"\x06Status\x12 .percolator.tso.v1.StatusRequest\x1a!.percolator.tso.v1.StatusResponse\x12_\n" +
-	"\fPublishHints\x12&.percolator.tso.v1.PublishHintsRequest\x1a'.percolator.tso.v1.PublishHintsResponse\x12g\n" +
-	"\x0eSubscribeHints\x12(.percolator.tso.v1.SubscribeHintsRequest\x1a).percolator.tso.v1.SubscribeHintsResponse0\x01B>Z<github.com/percolator-bigtable/percolator/tso/internal/tsopbb\x06proto3"
+	"\x06Status\x12 .percolator.tso.v1.StatusRequest\x1a!.percolator.tso.v1.StatusResponseB>Z<github.com/percolator-bigtable/percolator/tso/internal/tsopbb\x06proto3"
 
 var (
 	file_tso_proto_rawDescOnce sync.Once
@@ -993,41 +674,28 @@ func file_tso_proto_rawDescGZIP() []byte {
 }
 
 var file_tso_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tso_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_tso_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_tso_proto_goTypes = []any{
-	(Trouble)(0),                   // 0: percolator.tso.v1.Trouble
-	(*ServedState)(nil),            // 1: percolator.tso.v1.ServedState
-	(*TimestampsRequest)(nil),      // 2: percolator.tso.v1.TimestampsRequest
-	(*TimestampsResponse)(nil),     // 3: percolator.tso.v1.TimestampsResponse
-	(*NotLeader)(nil),              // 4: percolator.tso.v1.NotLeader
-	(*StatusRequest)(nil),          // 5: percolator.tso.v1.StatusRequest
-	(*StatusResponse)(nil),         // 6: percolator.tso.v1.StatusResponse
-	(*Hint)(nil),                   // 7: percolator.tso.v1.Hint
-	(*PublishHintsRequest)(nil),    // 8: percolator.tso.v1.PublishHintsRequest
-	(*PublishHintsResponse)(nil),   // 9: percolator.tso.v1.PublishHintsResponse
-	(*SubscribeHintsRequest)(nil),  // 10: percolator.tso.v1.SubscribeHintsRequest
-	(*SubscribeHintsResponse)(nil), // 11: percolator.tso.v1.SubscribeHintsResponse
+	(Trouble)(0),               // 0: percolator.tso.v1.Trouble
+	(*ServedState)(nil),        // 1: percolator.tso.v1.ServedState
+	(*TimestampsRequest)(nil),  // 2: percolator.tso.v1.TimestampsRequest
+	(*TimestampsResponse)(nil), // 3: percolator.tso.v1.TimestampsResponse
+	(*NotLeader)(nil),          // 4: percolator.tso.v1.NotLeader
+	(*StatusRequest)(nil),      // 5: percolator.tso.v1.StatusRequest
+	(*StatusResponse)(nil),     // 6: percolator.tso.v1.StatusResponse
 }
 var file_tso_proto_depIdxs = []int32{
-	4,  // 0: percolator.tso.v1.TimestampsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
-	0,  // 1: percolator.tso.v1.NotLeader.trouble:type_name -> percolator.tso.v1.Trouble
-	7,  // 2: percolator.tso.v1.PublishHintsRequest.hints:type_name -> percolator.tso.v1.Hint
-	4,  // 3: percolator.tso.v1.PublishHintsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
-	7,  // 4: percolator.tso.v1.SubscribeHintsResponse.hints:type_name -> percolator.tso.v1.Hint
-	4,  // 5: percolator.tso.v1.SubscribeHintsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
-	2,  // 6: percolator.tso.v1.Oracle.Timestamps:input_type -> percolator.tso.v1.TimestampsRequest
-	5,  // 7: percolator.tso.v1.Oracle.Status:input_type -> percolator.tso.v1.StatusRequest
-	8,  // 8: percolator.tso.v1.Oracle.PublishHints:input_type -> percolator.tso.v1.PublishHintsRequest
-	10, // 9: percolator.tso.v1.Oracle.SubscribeHints:input_type -> percolator.tso.v1.SubscribeHintsRequest
-	3,  // 10: percolator.tso.v1.Oracle.Timestamps:output_type -> percolator.tso.v1.TimestampsResponse
-	6,  // 11: percolator.tso.v1.Oracle.Status:output_type -> percolator.tso.v1.StatusResponse
-	9,  // 12: percolator.tso.v1.Oracle.PublishHints:output_type -> percolator.tso.v1.PublishHintsResponse
-	11, // 13: percolator.tso.v1.Oracle.SubscribeHints:output_type -> percolator.tso.v1.SubscribeHintsResponse
-	10, // [10:14] is the sub-list for method output_type
-	6,  // [6:10] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	4, // 0: percolator.tso.v1.TimestampsResponse.not_leader:type_name -> percolator.tso.v1.NotLeader
+	0, // 1: percolator.tso.v1.NotLeader.trouble:type_name -> percolator.tso.v1.Trouble
+	2, // 2: percolator.tso.v1.Oracle.Timestamps:input_type -> percolator.tso.v1.TimestampsRequest
+	5, // 3: percolator.tso.v1.Oracle.Status:input_type -> percolator.tso.v1.StatusRequest
+	3, // 4: percolator.tso.v1.Oracle.Timestamps:output_type -> percolator.tso.v1.TimestampsResponse
+	6, // 5: percolator.tso.v1.Oracle.Status:output_type -> percolator.tso.v1.StatusResponse
+	4, // [4:6] is the sub-list for method output_type
+	2, // [2:4] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_tso_proto_init() }
@@ -1041,7 +709,7 @@ func file_tso_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tso_proto_rawDesc), len(file_tso_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

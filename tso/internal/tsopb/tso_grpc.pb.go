@@ -27,29 +27,20 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Oracle_Timestamps_FullMethodName     = "/percolator.tso.v1.Oracle/Timestamps"
-	Oracle_Status_FullMethodName         = "/percolator.tso.v1.Oracle/Status"
-	Oracle_PublishHints_FullMethodName   = "/percolator.tso.v1.Oracle/PublishHints"
-	Oracle_SubscribeHints_FullMethodName = "/percolator.tso.v1.Oracle/SubscribeHints"
+	Oracle_Timestamps_FullMethodName = "/percolator.tso.v1.Oracle/Timestamps"
+	Oracle_Status_FullMethodName     = "/percolator.tso.v1.Oracle/Status"
 )
 
 // OracleClient is the client API for Oracle service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Oracle is the service of a server. Only the leader answers Timestamps and the
-// hint calls; any server answers Status.
+// Oracle is the service of a server. Only the leader answers Timestamps; any
+// server answers Status.
 type OracleClient interface {
 	// Timestamps hands out ranges: one response for each request, in order.
 	Timestamps(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TimestampsRequest, TimestampsResponse], error)
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
-	// Hints about new work, from the process that makes it to one of the processes
-	// that look for it. They live in the leader's memory, and may be lost. Servers
-	// of older releases do not know these calls.
-	PublishHints(ctx context.Context, in *PublishHintsRequest, opts ...grpc.CallOption) (*PublishHintsResponse, error)
-	// SubscribeHints answers at once, with an empty response or a refusal; then
-	// with hints, and every few seconds with an empty response.
-	SubscribeHints(ctx context.Context, in *SubscribeHintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeHintsResponse], error)
 }
 
 type oracleClient struct {
@@ -83,52 +74,16 @@ func (c *oracleClient) Status(ctx context.Context, in *StatusRequest, opts ...gr
 	return out, nil
 }
 
-func (c *oracleClient) PublishHints(ctx context.Context, in *PublishHintsRequest, opts ...grpc.CallOption) (*PublishHintsResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PublishHintsResponse)
-	err := c.cc.Invoke(ctx, Oracle_PublishHints_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *oracleClient) SubscribeHints(ctx context.Context, in *SubscribeHintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeHintsResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Oracle_ServiceDesc.Streams[1], Oracle_SubscribeHints_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[SubscribeHintsRequest, SubscribeHintsResponse]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Oracle_SubscribeHintsClient = grpc.ServerStreamingClient[SubscribeHintsResponse]
-
 // OracleServer is the server API for Oracle service.
 // All implementations must embed UnimplementedOracleServer
 // for forward compatibility.
 //
-// Oracle is the service of a server. Only the leader answers Timestamps and the
-// hint calls; any server answers Status.
+// Oracle is the service of a server. Only the leader answers Timestamps; any
+// server answers Status.
 type OracleServer interface {
 	// Timestamps hands out ranges: one response for each request, in order.
 	Timestamps(grpc.BidiStreamingServer[TimestampsRequest, TimestampsResponse]) error
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
-	// Hints about new work, from the process that makes it to one of the processes
-	// that look for it. They live in the leader's memory, and may be lost. Servers
-	// of older releases do not know these calls.
-	PublishHints(context.Context, *PublishHintsRequest) (*PublishHintsResponse, error)
-	// SubscribeHints answers at once, with an empty response or a refusal; then
-	// with hints, and every few seconds with an empty response.
-	SubscribeHints(*SubscribeHintsRequest, grpc.ServerStreamingServer[SubscribeHintsResponse]) error
 	mustEmbedUnimplementedOracleServer()
 }
 
@@ -144,12 +99,6 @@ func (UnimplementedOracleServer) Timestamps(grpc.BidiStreamingServer[TimestampsR
 }
 func (UnimplementedOracleServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
-}
-func (UnimplementedOracleServer) PublishHints(context.Context, *PublishHintsRequest) (*PublishHintsResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method PublishHints not implemented")
-}
-func (UnimplementedOracleServer) SubscribeHints(*SubscribeHintsRequest, grpc.ServerStreamingServer[SubscribeHintsResponse]) error {
-	return status.Error(codes.Unimplemented, "method SubscribeHints not implemented")
 }
 func (UnimplementedOracleServer) mustEmbedUnimplementedOracleServer() {}
 func (UnimplementedOracleServer) testEmbeddedByValue()                {}
@@ -197,35 +146,6 @@ func _Oracle_Status_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Oracle_PublishHints_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PublishHintsRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(OracleServer).PublishHints(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Oracle_PublishHints_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(OracleServer).PublishHints(ctx, req.(*PublishHintsRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Oracle_SubscribeHints_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(SubscribeHintsRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(OracleServer).SubscribeHints(m, &grpc.GenericServerStream[SubscribeHintsRequest, SubscribeHintsResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Oracle_SubscribeHintsServer = grpc.ServerStreamingServer[SubscribeHintsResponse]
-
 // Oracle_ServiceDesc is the grpc.ServiceDesc for Oracle service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -237,10 +157,6 @@ var Oracle_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Status",
 			Handler:    _Oracle_Status_Handler,
 		},
-		{
-			MethodName: "PublishHints",
-			Handler:    _Oracle_PublishHints_Handler,
-		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -248,11 +164,6 @@ var Oracle_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Oracle_Timestamps_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
-		},
-		{
-			StreamName:    "SubscribeHints",
-			Handler:       _Oracle_SubscribeHints_Handler,
-			ServerStreams: true,
 		},
 	},
 	Metadata: "tso.proto",

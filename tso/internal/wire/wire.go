@@ -1,24 +1,12 @@
 // Package wire holds what servers of the timestamp oracle and their clients
-// have to agree on beside the messages of package tsopb: how errors and hints
-// travel, and how long a subscription may be silent.
+// have to agree on beside the messages of package tsopb: how errors travel.
 package wire
 
 import (
 	"errors"
-	"time"
 
 	"github.com/percolator-bigtable/percolator/tso/format"
-	"github.com/percolator-bigtable/percolator/tso/internal/hint"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
-)
-
-// HintBeat is how often a server sends an empty message to a subscriber for
-// whom there are no hints. HintSilence is how long a subscriber waits for a
-// message before it looks for another server: one that was stopped (SIGSTOP,
-// power loss) sends nothing, while the next leader receives the hints.
-const (
-	HintBeat    = 2 * time.Second
-	HintSilence = 3 * HintBeat
 )
 
 // troubles are the errors that waiting does not end.
@@ -49,22 +37,4 @@ func TroubleError(t tsopb.Trouble) error {
 		}
 	}
 	return nil
-}
-
-// FromHints returns the messages for hints.
-func FromHints(hints []hint.Hint) []*tsopb.Hint {
-	out := make([]*tsopb.Hint, len(hints))
-	for i, h := range hints {
-		out[i] = &tsopb.Hint{Topic: []byte(h.Topic), Key: []byte(h.Key)}
-	}
-	return out
-}
-
-// ToHints returns the hints in messages.
-func ToHints(hints []*tsopb.Hint) []hint.Hint {
-	out := make([]hint.Hint, len(hints))
-	for i, h := range hints {
-		out[i] = hint.Hint{Topic: string(h.Topic), Key: string(h.Key)}
-	}
-	return out
 }

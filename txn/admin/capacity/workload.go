@@ -32,7 +32,7 @@ type Workload struct {
 	OracleRTT   float64 `json:"oracle_rtt_ms"`              // time of a request to a served oracle; defaults to 1
 	Parallelism int     `json:"parallelism"`                // txn.Config.Parallelism; defaults to 64
 	// Sweep is a day for a table with a journal. For one without it is the MinInterval of
-	// notify.Scanner while there is something to find without hints, and its MaxInterval in
+	// notify.Scanner while there is something to find, and its MaxInterval in
 	// quiet times.
 	Sweep float64 `json:"sweep_interval_seconds"` // time between two sweeps of a table for notifications; defaults to 86,400
 }

@@ -85,7 +85,7 @@ func journal(ctx context.Context, d *Deployment, r *Result, table string, now ts
 	subject := "journal of " + table
 	has, err := changes.Journaled(ctx, d.Client, table)
 	if err == nil && !has {
-		r.find(Note, subject, "the table has no journal of pending work", "workers find a change without a hint only by sweeps of the table, which takes hours if it is large", "when every client runs this release, percctl table init "+table)
+		r.find(Note, subject, "the table has no journal of pending work", "workers find a change of another process only by sweeps of the table, which takes hours if it is large", "when every client runs this release, percctl table init "+table)
 	}
 	if err != nil || !has {
 		return err

@@ -7,7 +7,7 @@
 //     commit and remove cells (mutations.go), sets of rows (rowset.go, row.go);
 //   - the safe point, below which nothing may be read (safepoint.go), and the oracle's clock
 //     (clock.go);
-//   - work that no caller waits for (background.go), hints about new notifications (hints.go);
+//   - work that no caller waits for (background.go), hints about new notifications to workers of this process (hints.go);
 //   - which errors are final and which are worth a retry (rpc.go), how long to wait
 //     (backoff.go), how reads are tried again (retry.go), and how many commits and reads a
 //     client has under way (admission.go).

@@ -103,20 +103,6 @@ func (s *Schema) has(c format.Column) bool {
 	return ok
 }
 
-// registrations returns the column, if it is registered, and the patterns that it is in. Without
-// patterns in the table it returns the column.
-func (s *Schema) registrations(c format.Column) (all []format.Column) {
-	if len(s.patterns) == 0 || s.has(c) {
-		all = append(all, c)
-	}
-	for _, p := range s.patterns {
-		if p.Matches(c) {
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
 // IsObserved reports whether a commit of the column sets its notify cell.
 func (s *Schema) IsObserved(c format.Column) bool {
 	return s.has(c) || slices.ContainsFunc(s.patterns, func(p format.Column) bool {

@@ -112,7 +112,6 @@ func NewRequests(opener tableOpener, cfg Config) (*Store, error) {
 	}
 	s.Clock.init(s)
 	s.SetMinStall(minStall)
-	s.Hints.registered = s.registered
 	return s, nil
 }
 
@@ -183,18 +182,6 @@ func (s *Store) Table(ctx context.Context, name string) (*Table, error) {
 	}
 	s.tables[name] = t
 	return t, nil
-}
-
-// registered returns Hints.registered of an observed cell, as far as the client knows. It sends
-// nothing.
-func (s *Store) registered(cell format.Cell) []format.Column {
-	s.mu.Lock()
-	t := s.tables[cell.Table]
-	s.mu.Unlock()
-	if t == nil {
-		return []format.Column{cell.Column()}
-	}
-	return t.Schema.latest.Load().registrations(cell.Column())
 }
 
 // TableNames returns the transactional tables of the deployment, in order.

@@ -13,7 +13,6 @@ type Rates struct {
 	Timestamps    *float64 `json:"timestamps_per_second"`             // timestamps that a served oracle handed out, without those for this command; null if not the same server leads in both frames
 	Requests      *float64 `json:"oracle_requests_per_second"`        // requests that a served oracle answered, without those of this command; null if not the same server leads in both frames
 	Writes        *float64 `json:"oracle_bigtable_writes_per_second"` // writes to Bigtable of a served oracle; null if not the same server leads in both frames
-	Hints         *float64 `json:"hints_per_second"`                  // hints that commits sent to a served oracle; null if not the same server leads in both frames
 	LocksSeen     *float64 `json:"locks_seen_per_second"`             // locks that the previous frame did not have; null if there are more than --limit
 	LocksGone     *float64 `json:"locks_gone_per_second"`             // locks that only the previous frame has; null if there are more than --limit
 	PendingChange *float64 `json:"pending_change_per_second"`         // net change of pending changes; null if there are more than --limit
@@ -53,7 +52,6 @@ func (p *Picture) Since(before *Picture) {
 		r.Timestamps = rate(max(0, float64(now.Timestamps-then.Timestamps)-float64(own.Timestamps)))
 		r.Requests = rate(max(0, float64(now.Requests-then.Requests)-float64(own.Requests)))
 		r.Writes = rate(float64(now.BigtableWrite - then.BigtableWrite))
-		r.Hints = rate(float64(now.Hints.Received - then.Hints.Received))
 	}
 	if !p.Locks.More && !before.Locks.More {
 		r.LocksSeen, r.LocksGone = rate(newIn(p.locks, before.locks)), rate(newIn(before.locks, p.locks))

@@ -37,7 +37,7 @@ func (p *Picture) ratesFact() Fact {
 		of string
 	}{
 		{r.Timestamps, "timestamps/s"}, {r.LocksSeen, "new locks/s"}, {r.LocksGone, "locks gone/s"}, {r.PendingChange, "pending/s"},
-		{r.Hints, "hints/s"}, {r.Requests, "oracle requests/s"}, {r.Writes, "oracle writes/s"},
+		{r.Requests, "oracle requests/s"}, {r.Writes, "oracle writes/s"},
 	} {
 		if one.v != nil {
 			words = append(words, strconv.FormatFloat(*one.v, 'f', 1, 64)+" "+one.of)

@@ -47,8 +47,8 @@ Without a terminal, with --once, and with -o json or -o yaml, it prints one fram
 --count prints that many, for example with -o jsonl.
 
 Rates are differences between two frames, so the first frame has none. They are:
-timestamps, requests, Bigtable writes and hints, as the leading server of a served
-oracle counts them; new and removed locks; the change of pending notifications. Each
+timestamps, requests and Bigtable writes, as the leading server of a served oracle
+counts them; new and removed locks; the change of pending notifications. Each
 frame ends with what the command cannot see.
 
 The command changes nothing. At a terminal it reads little at a time: rows with locks or

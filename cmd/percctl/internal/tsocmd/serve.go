@@ -119,7 +119,7 @@ func serve(ctx context.Context, s *cli.Streams, opts *serveOptions) error {
 		case cfg.Credentials == nil:
 			log.Warn("SERVING OTHER MACHINES WITHOUT TLS: anyone who can reach this address can use up timestamps, and read or forge them on the network; use --tls-cert, --tls-key and --tls-client-ca, or --listen 127.0.0.1:7070", "address", lis.Addr())
 		case opts.tls.CA == "":
-			log.Warn("serving other machines without --tls-client-ca: anyone who can reach this address can take timestamps and hints", "address", lis.Addr())
+			log.Warn("serving other machines without --tls-client-ca: anyone who can reach this address can take timestamps", "address", lis.Addr())
 		}
 		if opts.advertise == "" {
 			log.Warn("--advertise is not set: clients connect to the address of --listen", "address", lis.Addr())

@@ -32,10 +32,9 @@ func newStatusCmd(s *cli.Streams) *cobra.Command {
 		Use:   "status",
 		Short: "Show the oracle's row and its servers",
 		Long: `Show the oracle's row and the state of its servers. For the leader these are its
-epoch, the rest of its reserved range, the rate of timestamps, the lag of oracle time
-behind its clock, and the hints for observers since it started. Without --server, the
-command asks the leader that the row names. Without --project and --instance, it asks
-only the servers.
+epoch, the rest of its reserved range, the rate of timestamps, and the lag of oracle
+time behind its clock. Without --server, the command asks the leader that the row names.
+Without --project and --instance, it asks only the servers.
 
 Exit status 4: the oracle is in served mode and no server leads. 5: no server
 answers.`,
@@ -78,18 +77,6 @@ type ServerReport struct {
 	BigtableRPCs  uint64  `json:"bigtable_rpcs"`                       // requests to Bigtable since it started
 	BigtableWrite uint64  `json:"bigtable_writes"`                     // writes to Bigtable since it started
 	Uptime        float64 `json:"uptime_seconds"`                      // time since it started
-
-	Hints hintsReport `json:"hints"` // hints for observers since it started
-}
-
-// A hintsReport counts hints since the server started: messages to workers that
-// there may be notifications.
-type hintsReport struct {
-	Received    uint64 `json:"received"`    // hints that clients sent
-	Delivered   uint64 `json:"delivered"`   // hints that were sent to subscribers
-	Dropped     uint64 `json:"dropped"`     // hints dropped, because their subscribers were too slow or disconnected
-	Unwanted    uint64 `json:"unwanted"`    // hints without a subscriber
-	Subscribers int    `json:"subscribers"` // workers that are subscribed now
 }
 
 func status(ctx context.Context, s *cli.Streams, opts *statusOptions) error {
@@ -229,7 +216,7 @@ func newServerReport(address string, st tso.Status, err error) ServerReport {
 	r := ServerReport{
 		Address: address, Server: st.Server, Leading: st.Leading, Reason: st.Reason, Epoch: st.Epoch, Terms: st.Terms,
 		Rate: st.Rate, Timestamps: st.Timestamps, Requests: st.Requests, BigtableRPCs: st.BigtableRPCs, BigtableWrite: st.BigtableWrites,
-		Uptime: st.Uptime.Seconds(), Hints: hintsReport(st.Hints),
+		Uptime: st.Uptime.Seconds(),
 	}
 	if st.Leading {
 		r.Next = int64(st.Next)
@@ -253,8 +240,7 @@ func printStatus(w io.Writer, r Report) error {
 		return nil
 	}
 	t := cli.NewTable(w)
-	cli.WriteRow(t, "SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS",
-		"SUBSCRIBERS", "HINTS", "DELIVERED", "DROPPED")
+	cli.WriteRow(t, "SERVER", "ADDRESS", "STATE", "EPOCH", "RANGE LEFT", "RATE/S", "LAG", "LEASE LEFT", "TIMESTAMPS")
 	for _, sv := range r.Servers {
 		switch {
 		case sv.Error != "":
@@ -264,9 +250,7 @@ func printStatus(w io.Writer, r Report) error {
 		default:
 			cli.WriteRow(t, sv.Server, sv.Address, "leading", strconv.FormatUint(sv.Epoch, 10), strconv.FormatInt(sv.RangeLeft, 10),
 				strconv.FormatFloat(sv.Rate, 'f', 0, 64), seconds(sv.Lag), seconds(sv.LeaseLeft),
-				strconv.FormatUint(sv.Timestamps, 10),
-				strconv.Itoa(sv.Hints.Subscribers), strconv.FormatUint(sv.Hints.Received, 10),
-				strconv.FormatUint(sv.Hints.Delivered, 10), strconv.FormatUint(sv.Hints.Dropped, 10))
+				strconv.FormatUint(sv.Timestamps, 10))
 		}
 	}
 	return t.Flush()

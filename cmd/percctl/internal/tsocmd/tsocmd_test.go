@@ -139,7 +139,7 @@ func TestModeNowStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, cli.ExitOK, "leading", "", "status")
-	expect(t, cli.ExitOK, "SUBSCRIBERS", "", "status")
+	expect(t, cli.ExitOK, "TIMESTAMPS", "", "status")
 	expect(t, cli.ExitOK, `"leading":true`, "", "status", "-o", "json")
 	expect(t, cli.ExitFailed, "", "renews its lease", "mode", "direct", "--yes")
 	stop()
@@ -183,59 +183,6 @@ func TestAdvance(t *testing.T) {
 	stop = serve(t)
 	defer stop()
 	above(to)
-}
-
-// TestStatusOfHints: what the leader counts.
-func TestStatusOfHints(t *testing.T) {
-	deployment(t)
-	expect(t, cli.ExitOK, "", "", "mode", "served", "--yes")
-	stop := serve(t)
-	defer stop()
-	var r struct {
-		Leader  string
-		Servers []struct {
-			Hints struct{ Received, Delivered, Dropped, Unwanted, Subscribers int }
-		}
-	}
-	status := func() {
-		t.Helper()
-		if err := json.Unmarshal([]byte(expect(t, cli.ExitOK, `"hints":{"received":`, "", "status", "-o", "json")), &r); err != nil {
-			t.Fatal(err)
-		}
-	}
-	status()
-	client, err := tso.NewClient(tso.ClientConfig{Addresses: []string{r.Leader}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = client.Close() }()
-	ctx, cancel := context.WithCancel(t.Context())
-	got, ended := make(chan tso.Hint, 10), make(chan error, 1)
-	go func() {
-		ended <- client.SubscribeHints(ctx, []string{"x"}, func(h tso.Hint) { got <- h })
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
-	for status(); r.Servers[0].Hints.Subscribers != 1; {
-		status()
-	}
-	client.PublishHints(tso.Hint{Topic: "y"}, tso.Hint{Topic: "x", Key: "k"})
-	if h := <-got; h.Key != "k" {
-		t.Errorf("%q", h)
-	}
-	// It counts once it has sent.
-	for status(); r.Servers[0].Hints.Delivered != 1; {
-		status()
-	}
-	if h := r.Servers[0].Hints; h.Received != 2 || h.Dropped != 0 || h.Unwanted != 1 {
-		t.Errorf("%+v", h)
-	}
-	out := strings.Split(expect(t, cli.ExitOK, "DELIVERED", "", "status"), "\n")
-	if last := strings.Fields(out[len(out)-2]); len(last) < 4 || strings.Join(last[len(last)-4:], " ") != "1 2 1 0" {
-		t.Errorf("subscribers, hints, delivered, dropped: %q", last)
-	}
 }
 
 // TestStatusOfDamagedRow: servers are asked although the row says nothing.

@@ -123,7 +123,7 @@ var scenarios = []scenario{
 	{"hot keys", hotKeys},
 	{"removed cells", removedCells},
 	{"idle fleet", idleFleet},
-	{"lost hint", lostHint},
+	{"other process", otherProcess},
 	{"garbage collection", garbageCollection},
 	{"large row", largeRow},
 	{"slow observer", slowObserver},

@@ -27,8 +27,7 @@ func (s served) Timestamp(ctx context.Context) (tso.Timestamp, error) {
 	return ts, err
 }
 
-// serve starts a server of the oracle, which clients made from now on use: it also has hints.
-// The clients of Env keep their oracle in the process, so they must not
+// serve starts a server of the oracle, which clients made from now on use. The clients of Env keep their oracle in the process, so they must not
 // commit from now on.
 func (w *world) serve() {
 	w.Helper()
