@@ -4,13 +4,12 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"maps"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -54,18 +53,20 @@ const (
 // How far clients may move oracle time ahead of the clock, in microseconds, which
 // is also a number of timestamps.
 const (
-	// clientAhead is for one party: all connections with the same certificate's
-	// name, or else from the same address. It is less than the 7.5 seconds for which
-	// the lock of a live client is valid at least (three quarters of LockTTL). So one
-	// party that asks without end does not make locks of other clients look dead.
+	// clockRate is how many timestamps the clock makes in a second.
+	clockRate = 1e6
+
+	// clientAhead and clientRate are for one connection: how many timestamps it may
+	// take at once, and in each second. So one client that asks without end leaves
+	// half of the clock's timestamps to the others.
 	clientAhead = 5e6
+	clientRate  = clockRate / 2
 
-	// allAhead is for all clients together, the same as MaxStep's default.
-	allAhead = 60e6
-
-	// leastShare is the part of what the clock makes that one party may take, at
-	// least.
-	leastShare = 1.0 / 8
+	// allAhead is for all connections together, at once; then they may take what the
+	// clock makes. It is less than the 7.5 seconds for which the lock of a live client
+	// is valid at least (three quarters of LockTTL). So clients that ask without end do
+	// not make locks of other clients look dead.
+	allAhead = 7e6
 
 	// maxPause is how long the server may hold back an answer. It is less than a
 	// client's patience with a server that does not answer.
@@ -79,12 +80,11 @@ type limits struct {
 	all      counts   // the bounds of all connections; one host has half of them
 	refusals func(reason string)
 
-	mu      sync.Mutex
-	used    counts
-	hosts   map[string]*counts // by IP address, without long; no empty ones
-	parties map[string]*party  // those that asked for timestamps within partyKept
-	swept   time.Time          // parties
-	common  fair               // of all parties, while oracle time is far ahead
+	timestamps *rate.Limiter // of all connections
+
+	mu    sync.Mutex
+	used  counts
+	hosts map[string]*counts // by IP address, without long; no empty ones
 }
 
 // counts are numbers of what is open.
@@ -92,7 +92,9 @@ type counts struct{ connections, requests, long int }
 
 func newLimits(names []string, refusals func(reason string)) *limits {
 	return &limits{
-		names: names, refusals: refusals, hosts: map[string]*counts{}, parties: map[string]*party{},
+		names: names, refusals: refusals, hosts: map[string]*counts{},
+		timestamps: rate.NewLimiter(clockRate, allAhead),
+
 		each: counts{requests: maxStreams, long: maxLong},
 		all:  counts{connections: maxConnections, requests: maxRequests},
 	}
@@ -104,20 +106,8 @@ type client struct {
 	host   string // empty: unknown, so that only the bounds of all apply
 	used   counts
 
-	party *party // nil until the first request for timestamps
+	timestamps *rate.Limiter
 }
-
-// A party is who runs clients: it has one certificate, or else one address. However many
-// connections it opens, it takes as many timestamps as one, and its connections share them.
-type party struct {
-	name  string
-	at    time.Time // its last request
-	conns fair
-}
-
-// partyKept is longer than it takes until a party may take clientAhead at once again, so that it
-// gains nothing by leaving.
-const partyKept = time.Minute
 
 type clientKey struct{}
 
@@ -136,7 +126,7 @@ func (h conns) TagConn(ctx context.Context, info *stats.ConnTagInfo) context.Con
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	excess := l.used.connections > l.all.connections || l.ofHost(host).connections > l.all.connections/2
-	return context.WithValue(ctx, clientKey{}, &client{excess: excess, host: host})
+	return context.WithValue(ctx, clientKey{}, &client{excess: excess, host: host, timestamps: rate.NewLimiter(clientRate, clientAhead)})
 }
 
 // hostOf returns the IP address of a connection's other end, or "" if it has none.
@@ -294,140 +284,30 @@ func certificateNames(c *x509.Certificate) []string {
 	return names
 }
 
-// partyOf returns the party of a client. names are those of its certificate. l.mu is held.
-func (l *limits) partyOf(c *client, names []string, now time.Time) *party {
-	if now.Sub(l.swept) >= partyKept {
-		l.swept = now
-		maps.DeleteFunc(l.parties, func(_ string, p *party) bool { return now.Sub(p.at) > partyKept })
-	}
-	if c.party == nil {
-		c.party = &party{name: c.host}
-		if len(names) > 0 {
-			c.party.name = "certificate " + strings.Join(names, " ")
-		}
-	}
-	if name := c.party.name; name != "" { // otherwise nothing is known of it, so each connection is a party
-		if known := l.parties[name]; known != nil {
-			c.party = known
-		}
-		l.parties[name] = c.party
-	}
-	c.party.at = now
-	return c.party
-}
-
-// pace returns how long the answer to a request for count timestamps has to wait,
-// with oracle time this far ahead of the clock. It fails if that is too long. names
-// are those of the client's certificate.
+// pace returns how long the answer to a request for count timestamps has to wait, with oracle time
+// this far ahead of the clock. It fails if that is too long.
 //
-// A party may take timestamps as fast as the clock makes them, 1 per microsecond,
-// and clientAhead more at once. Both become less while oracle time is ahead, down
-// to leastShare. From there on, all parties together may take half of what the
-// clock makes, whether few or many, new or old, so the clock catches up. Without
-// clients that ask without end, only a clock that was set back or an operator who
-// advanced the oracle leads there.
-func (l *limits) pace(c *client, names []string, count, ahead tso.Timestamp) (time.Duration, error) {
-	l.mu.Lock()
+// If oracle time is further ahead than clients can move it, a clock was set back or an operator
+// advanced the oracle. Until the clock has caught up, all connections together may take half of what
+// it makes, and nothing at once.
+func (l *limits) pace(c *client, count, ahead tso.Timestamp) (time.Duration, error) {
+	l.mu.Lock() // so that nothing is reserved between a reservation and its end
 	defer l.mu.Unlock()
 	now := time.Now()
-	free := min(max(1-float64(ahead)/allAhead, 0), 1)
-	share := max(free, leastShare)
-	p := l.partyOf(c, names, now)
-	if p.conns.pool.at.IsZero() {
-		p.conns.pool = credit{clientAhead * free, now}
+	perSecond, burst := rate.Limit(clockRate), int(allAhead)
+	if ahead > allAhead {
+		perSecond, burst = clockRate/2, tso.MaxCount
 	}
-	grants := [2]grant{p.conns.ask(c, count, now, share, max(clientAhead*free, leastShare*1e6))}
-	if free < leastShare {
-		grants[1] = l.common.ask(p, count, now, 0.5, tso.MaxCount)
-	}
-	wait := max(grants[0].wait, grants[1].wait)
+	l.timestamps.SetLimitAt(now, perSecond)
+	l.timestamps.SetBurstAt(now, burst)
+	own, all := c.timestamps.ReserveN(now, int(count)), l.timestamps.ReserveN(now, int(count))
+	wait := max(own.DelayFrom(now), all.DelayFrom(now))
 	if wait > maxPause {
+		own.CancelAt(now)
+		all.CancelAt(now)
 		return 0, status.Errorf(codes.ResourceExhausted, "tso: timestamps are taken faster than the clock makes them, and oracle time is %s ahead: wait %s before asking for %d", (time.Duration(ahead) * time.Microsecond).Round(time.Millisecond), wait.Round(time.Millisecond), count)
 	}
-	for _, g := range grants {
-		g.take()
-	}
 	return wait, nil
-}
-
-// fair divides a rate among the connections or parties that ask. One alone has all of it. Of
-// several, each has an equal part of a half, and the other half goes to the first that ask. So
-// clients that ask without end wait for each other, and clients that take little do not wait.
-type fair struct {
-	pool  credit
-	each  map[any]*credit // which asked within askedLately
-	swept time.Time
-}
-
-// askedLately is for how long one who asked counts.
-const askedLately = time.Second
-
-// A grant is what one who asked would get after a wait, from what only it has and from the pool.
-type grant struct {
-	wait        time.Duration
-	mine, pool  *credit
-	own, shared float64
-}
-
-func (g grant) take() {
-	if g.mine != nil {
-		g.mine.left -= g.own
-		g.pool.left -= g.shared
-	}
-}
-
-// ask returns how long key has to wait for count. most is how much all together may take at once.
-func (f *fair) ask(key any, count tso.Timestamp, now time.Time, perMicrosecond, most float64) grant {
-	if now.Sub(f.swept) >= askedLately {
-		f.swept = now
-		maps.DeleteFunc(f.each, func(_ any, c *credit) bool { return now.Sub(c.at) >= askedLately })
-	}
-	if f.each == nil {
-		f.each = map[any]*credit{}
-	}
-	mine := f.each[key]
-	isNew := mine == nil
-	if isNew {
-		mine = &credit{at: now}
-		f.each[key] = mine
-	}
-	n := float64(len(f.each))
-	if n == 1 {
-		mine.at = now
-		f.pool.refill(now, perMicrosecond, most)
-		return grant{f.pool.wait(count, perMicrosecond), mine, &f.pool, 0, float64(count)}
-	}
-	half := perMicrosecond / 2
-	// Each may save what it gets in a quarter of a second: less than others that ask now have to wait.
-	save := max(half/n*float64(maxPause.Microseconds()), 1)
-	if isNew {
-		mine.left = save
-	}
-	f.pool.refill(now, half, most/2)
-	mine.refill(now, half/n, save)
-	alone := mine.wait(count, half/n)
-	own := min(max(mine.left, 0), float64(count))
-	if both := f.pool.wait(count-tso.Timestamp(own), half); both < alone {
-		return grant{both, mine, &f.pool, own, float64(count) - own}
-	}
-	return grant{alone, mine, &f.pool, float64(count), 0}
-}
-
-// credit is how many timestamps may be taken at once.
-type credit struct {
-	left float64 // negative: what waits already
-	at   time.Time
-}
-
-// refill adds what the time since the last refill gives, up to most.
-func (c *credit) refill(now time.Time, perMicrosecond, most float64) {
-	c.left = min(c.left+float64(now.Sub(c.at).Microseconds())*perMicrosecond, most)
-	c.at = now
-}
-
-// wait is how long it takes until there are count.
-func (c *credit) wait(count tso.Timestamp, perMicrosecond float64) time.Duration {
-	return time.Duration(max(float64(count)-c.left, 0)/perMicrosecond) * time.Microsecond
 }
 
 // connected counts a connection of a host, or takes one off. It reports false for one that is

@@ -5,12 +5,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"fmt"
 	"net"
 	"net/url"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,7 +22,6 @@ import (
 
 	"github.com/percolator-bigtable/percolator/tso"
 	"github.com/percolator-bigtable/percolator/tso/internal/tsopb"
-	"github.com/percolator-bigtable/percolator/txn/txntest/long"
 )
 
 // TestBoundsOfRequests: as many requests and streams are open as the bounds say, and ended ones
@@ -173,148 +169,49 @@ func TestNamesOfClients(t *testing.T) {
 	}
 }
 
-// TestPace: how fast one client and all together may take timestamps, by how far oracle time is
+// TestPace: how fast one connection and all together may take timestamps, also while oracle time is far
 // ahead of the clock.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pace := func(l *limits, c *client, count, ahead tso.Timestamp, want time.Duration) {
 			t.Helper()
-			wait, err := l.pace(c, nil, count, ahead)
+			wait, err := l.pace(c, count, ahead)
 			if want < 0 && status.Code(err) != codes.ResourceExhausted || want >= 0 && (err != nil || wait != want) {
 				t.Errorf("%d at %d ahead: %v, %v; want %v", count, ahead, wait, err, want)
 			}
 		}
-		l, c := newLimits(nil, nil), &client{}
-		pace(l, c, clientAhead, 0, 0) // all at once
-		pace(l, c, 250_000, 0, 250*time.Millisecond)
-		pace(l, c, 1, 0, -1) // which was not counted
-		<-time.After(time.Millisecond)
-		pace(l, c, 1000, 0, 250*time.Millisecond)
+		open := func(l *limits) *client {
+			return clientOf(conns{l}.TagConn(t.Context(), &stats.ConnTagInfo{}))
+		}
+		const burst, all, most = tso.Timestamp(clientAhead), tso.Timestamp(allAhead), tso.MaxCount
+		l := newLimits(nil, nil)
+		a, b := open(l), open(l)
+		pace(l, a, burst, 0, 0) // all at once
+		pace(l, a, most, 0, 200*time.Millisecond)
+		pace(l, a, most, 0, -1) // which was not counted
+		<-time.After(200 * time.Millisecond)
+		pace(l, a, most, 0, 200*time.Millisecond)
 		<-time.After(time.Hour)
-		pace(l, c, clientAhead, 0, 0) // and not more than that
-		pace(l, c, 1000, 0, time.Millisecond)
-		if l.common.each != nil {
-			t.Errorf("at the clock, all clients together have used %+v", l.common)
-		}
+		pace(l, a, burst, 0, 0) // and not more than that
+		pace(l, a, 1000, 0, 2*time.Millisecond)
+		pace(l, b, all-burst-1000, 0, 0) // the rest of all
+		pace(l, b, most, 0, 100*time.Millisecond)
+		pace(l, b, most, 0, 200*time.Millisecond)
+		pace(l, b, most, 0, -1)
 
-		l, c = newLimits(nil, nil), &client{}
-		pace(l, c, clientAhead/2, allAhead/2, 0) // half of it, half as fast
-		pace(l, c, 1000, allAhead/2, 2*time.Millisecond)
-
-		l, c = newLimits(nil, nil), &client{}
-		pace(l, c, 1000, allAhead, 8*time.Millisecond) // an eighth, with nothing at once
+		// Far ahead, all together may take half of what the clock makes, and nothing at once.
+		pace(l, open(l), 1, all+1, -1)
 		<-time.After(time.Hour)
-		pace(l, c, tso.MaxCount, allAhead, 0)
-		pace(l, c, 1000, 2*allAhead, 2*time.Millisecond) // of all clients
-
-		// Beyond, all parties together may take half of what the clock makes, of which a half is for
-		// parties that take little.
-		l = newLimits(nil, nil)
-		rich := func(left float64) *client {
-			return &client{party: &party{conns: fair{pool: credit{left, time.Now()}}}}
-		}
-		for range 2 {
-			<-time.After(time.Hour)
-			greedy := rich(2 * tso.MaxCount)
-			pace(l, greedy, tso.MaxCount, allAhead, 0)
-			pace(l, greedy, 1000, allAhead, 2*time.Millisecond)
-			pace(l, rich(1e6), tso.MaxCount/4, allAhead, 0)
-			pace(l, greedy, 1000, allAhead, 8*time.Millisecond) // the pool owes 1,000, and is half as fast
-		}
+		c := open(l)
+		pace(l, c, most, all+1, 0)
+		pace(l, c, most, all+1, 200*time.Millisecond)
+		pace(l, b, most, all+1, -1)
+		<-time.After(400 * time.Millisecond)
+		pace(l, b, most, all+1, 0)
+		<-time.After(time.Second)
+		pace(l, b, most, all, 0)
+		pace(l, b, most, all, 100*time.Millisecond) // not far ahead any more: it fills up
 	})
-}
-
-// TestPaceIsFair: a party that asks without end on 1,000 connections takes as much as one client, and
-// others that take little do not wait, whether it has one certificate or one address, and however far
-// oracle time is ahead. Neither do modest connections of the same party.
-func TestPaceIsFair(t *testing.T) {
-	long.RacedAtNight(t)
-	const greedy, modest, each = 1000, 10, 20 // timestamps of a modest client in 100 ms
-	for _, tt := range []struct {
-		name    string
-		parties int // that ask without end
-		before  time.Duration
-		most    time.Duration // ahead
-		inside  bool          // the modest clients belong to the first of them
-	}{
-		{"one party", 1, 0, 6 * time.Second, false},
-		{"one party, far ahead", 1, 70 * time.Second, 71 * time.Second, false},
-		{"twenty parties", 20, 0, 60 * time.Second, false},
-		{"twenty parties, far ahead", 20, 70 * time.Second, 71 * time.Second, false},
-		{"inside the party", 1, 0, 6 * time.Second, true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLimits(nil, nil)
-				names := func(i int) []string { // certificates of odd parties, addresses of even ones
-					if i%2 == 1 {
-						return []string{fmt.Sprint("party", i)}
-					}
-					return nil
-				}
-				host := func(i int) string { return fmt.Sprint("10.0.0.", i) }
-				var taken atomic.Int64
-				begun := time.Now()
-				ahead := func() time.Duration {
-					return max(tt.before+time.Duration(taken.Load())*time.Microsecond-time.Since(begun), 0)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
-				defer cancel()
-				var all sync.WaitGroup
-				ask := func(c *client, names []string, count tso.Timestamp) (time.Duration, error) {
-					wait, err := l.pace(c, names, count, tso.Timestamp(ahead().Microseconds()))
-					if err == nil {
-						taken.Add(int64(count))
-						<-time.After(wait)
-					}
-					return wait, err
-				}
-				for i := range greedy {
-					all.Go(func() {
-						for c := (&client{host: host(i % tt.parties)}); ctx.Err() == nil; {
-							if _, err := ask(c, names(i%tt.parties), 10_000); err != nil {
-								<-time.After(50 * time.Millisecond)
-							}
-						}
-					})
-				}
-				var longest atomic.Int64
-				var refused, served atomic.Int64
-				for i := range modest {
-					all.Go(func() {
-						of := tt.parties + i
-						if tt.inside {
-							of = 0
-						}
-						for c := (&client{host: host(of)}); ctx.Err() == nil; <-time.After(100 * time.Millisecond) {
-							wait, err := ask(c, names(of), each)
-							if served.Add(1); err != nil {
-								refused.Add(1)
-							}
-							for old := longest.Load(); int64(wait) > old && !longest.CompareAndSwap(old, int64(wait)); old = longest.Load() {
-							}
-						}
-					})
-				}
-				most := ahead()
-				for ctx.Err() == nil {
-					most = max(most, ahead())
-					<-time.After(10 * time.Millisecond)
-				}
-				all.Wait()
-				t.Logf("%s ahead; of %d modest requests %d were refused, the others waited %s at most; %d timestamps taken", most, served.Load(), refused.Load(), time.Duration(longest.Load()), taken.Load())
-				if refused.Load() > 0 || time.Duration(longest.Load()) > 5*time.Millisecond || served.Load() < 300 {
-					t.Errorf("%d of %d modest requests were refused, the others waited %s at most", refused.Load(), served.Load(), time.Duration(longest.Load()))
-				}
-				if most > tt.most {
-					t.Errorf("oracle time was %s ahead, want %s at most", most, tt.most)
-				}
-				if taken.Load() < 300_000 {
-					t.Errorf("only %d timestamps in 6 s", taken.Load())
-				}
-			})
-		})
-	}
 }
 
 // TestLongRequests: streams count as long, and requests that end by themselves do not.

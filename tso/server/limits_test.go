@@ -72,7 +72,7 @@ func TestTimestampsFollowTheClock(t *testing.T) {
 		clients int
 		churn   bool
 		most    time.Duration
-	}{{1, false, 5 * time.Second}, {3, false, 41 * time.Second}, {40, false, 61 * time.Second}, {4, true, 61 * time.Second}} {
+	}{{1, false, 5 * time.Second}, {3, false, 7 * time.Second}, {40, false, 7 * time.Second}, {4, true, 7 * time.Second}} {
 		t.Run(fmt.Sprint(test.clients, test.churn), func(t *testing.T) {
 			tsotest.Served(t, func(t *testing.T, c *tsotest.Cluster) {
 				c.Start("a", server.Config{})

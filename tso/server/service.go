@@ -36,7 +36,6 @@ type service struct {
 // Timestamps serves one client: a range for each request, in order.
 func (s *service) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsRequest, tsopb.TimestampsResponse]) error {
 	ctx := stream.Context()
-	names := verifiedNames(ctx)
 	// One of each for the whole stream, which may have 100,000 requests a second.
 	var req tsopb.TimestampsRequest
 	var res tsopb.TimestampsResponse
@@ -53,7 +52,7 @@ func (s *service) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsReq
 		if req.Count < 1 || req.Count > tso.MaxCount {
 			return status.Errorf(codes.InvalidArgument, "tso: %d timestamps asked for in one request; it has to be from 1 to %d", req.Count, tso.MaxCount)
 		}
-		if err := s.pace(ctx, names, tso.Timestamp(req.Count)); err != nil {
+		if err := s.pace(ctx, tso.Timestamp(req.Count)); err != nil {
 			return err
 		}
 		first, err := s.alloc.allocate(ctx, tso.Timestamp(req.Count))
@@ -74,12 +73,12 @@ func (s *service) Timestamps(stream grpc.BidiStreamingServer[tsopb.TimestampsReq
 
 // pace holds a request back if its client takes timestamps faster than the clock
 // makes them, before the timestamps are generated.
-func (s *service) pace(ctx context.Context, names []string, count tso.Timestamp) error {
+func (s *service) pace(ctx context.Context, count tso.Timestamp) error {
 	ahead, leading := s.alloc.ahead()
 	if !leading {
 		return nil
 	}
-	wait, err := s.limit.pace(clientOf(ctx), names, count, ahead)
+	wait, err := s.limit.pace(clientOf(ctx), count, ahead)
 	if err != nil {
 		s.refused("rate")
 		return err

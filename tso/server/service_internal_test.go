@@ -41,15 +41,20 @@ func leader(t *testing.T, ahead time.Duration) (*service, context.Context, *byte
 // that would wait too long is refused, which is logged once a minute. Only a leader waits.
 func TestPaceOfRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, ctx, log := leader(t, allAhead*time.Microsecond)
+		s, ctx, log := leader(t, allAhead*time.Microsecond+time.Minute)
 		timed := func(ctx context.Context, count tso.Timestamp, want time.Duration, code codes.Code) {
 			t.Helper()
 			began := time.Now()
-			if err := s.pace(ctx, nil, count); status.Code(err) != code || time.Since(began) != want {
+			if err := s.pace(ctx, count); status.Code(err) != code || time.Since(began) != want {
 				t.Errorf("%d: %v after %v; want %v after %v", count, err, time.Since(began), code, want)
 			}
 		}
-		timed(ctx, 1000, 8*time.Millisecond, codes.OK) // an eighth of what the clock makes
+		timed(ctx, tso.MaxCount, 0, codes.OK)
+		timed(ctx, 1000, 2*time.Millisecond, codes.OK) // half of what the clock makes
+		timed(ctx, tso.MaxCount, 200*time.Millisecond, codes.OK)
+		held, leave := context.WithTimeout(ctx, time.Millisecond)
+		defer leave()
+		timed(held, tso.MaxCount, time.Millisecond, codes.DeadlineExceeded)
 		timed(ctx, tso.MaxCount, 0, codes.ResourceExhausted)
 		timed(ctx, tso.MaxCount, 0, codes.ResourceExhausted)
 		ended, cancel := context.WithTimeout(ctx, time.Millisecond)
@@ -128,11 +133,11 @@ func TestEndsOfTimestamps(t *testing.T) {
 		{"client is done", []*tsopb.TimestampsRequest{one, one}, io.EOF, 9, false, false, nil, 2},
 		{"client breaks", []*tsopb.TimestampsRequest{one}, errBroken, 9, false, false, errBroken, 1},
 		{"answer breaks", []*tsopb.TimestampsRequest{one, one, one}, io.EOF, 1, false, false, errBroken, 1},
-		{"ends in the pause", []*tsopb.TimestampsRequest{{FormatVersion: format.Version, Count: 1000}}, io.EOF, 9, true, false, context.Canceled, 0},
+		{"ends in the pause", []*tsopb.TimestampsRequest{{FormatVersion: format.Version, Count: tso.MaxCount}, one}, io.EOF, 9, true, false, context.Canceled, 1},
 		{"ends in the wait for a range", []*tsopb.TimestampsRequest{one}, io.EOF, 9, true, true, context.Canceled, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			ahead := allAhead * time.Microsecond
+			ahead := allAhead*time.Microsecond + time.Minute
 			if tt.used {
 				ahead = 0
 			}
