@@ -93,14 +93,14 @@ func Example_struct() {
 
 var errToken = errors.New("the page token is damaged, or of another list")
 
-// listOrders returns at most size orders with keys from start to before end, and the token of the
-// next page: "" after the last one.
+// listOrders returns at most size orders with keys from start to before end ("": to the last one),
+// and the token of the next page: "" after the last one.
 func listOrders(ctx context.Context, client *txn.Client, start, end string, size int, token string) (rows []bigtable.Row, next string, err error) {
 	var at []txn.SnapshotOption
 	if token != "" {
 		number, after, _ := strings.Cut(token, " ")
 		ts, err := tso.ParseTimestamp(number)
-		if err != nil || after < start || after >= end {
+		if err != nil || after < start || end != "" && after >= end {
 			return nil, "", errToken
 		}
 		at, start = append(at, txn.At(ts)), after+"\x00"
@@ -154,11 +154,18 @@ func Example_pages() {
 		fmt.Println("the token in another list:", err)
 		write("customer/7/2a") // the list does not show it
 	}
+	_, token, err := listOrders(ctx, client, "", "", 4, "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	rest, _, err := listOrders(ctx, client, "", "", 4, token)
+	fmt.Println(len(rest), "of all orders are on the second page", err)
 	// Output:
 	// customer/7/1
 	// customer/7/2
 	// the token in another list: the page token is damaged, or of another list
 	// customer/7/3
+	// 2 of all orders are on the second page <nil>
 }
 
 // Cells of several tables, read at once.
